@@ -66,10 +66,15 @@ impl Store for SqliteStore {
     }
 }
 
+fn bytes_of(items: &[Push]) -> usize {
+    items.iter().map(|push| push.item.size().message).sum()
+}
+
 #[async_trait]
 impl ItemStore for SqliteStore {
     async fn push(&self, items: Vec<Push>) -> Result<Vec<Pushed>> {
-        let (kind, late) = (Kind::Push(items.len()), Arc::clone(&self.inner.late));
+        let kind = Kind::Push { items: items.len(), bytes: bytes_of(&items) };
+        let late = Arc::clone(&self.inner.late);
         let work = move |tx: &Tx<'_>| {
             late.ensure(tx, items.iter().map(|push| &*push.queue))?;
             push::push(tx, &items)
@@ -117,12 +122,13 @@ impl ItemStore for SqliteStore {
         held: Reservation,
         items: Vec<Push>,
     ) -> Result<(Outcome, Vec<Pushed>)> {
+        let kind = Kind::SettleAndPush { bytes: bytes_of(&items) };
         let late = Arc::clone(&self.inner.late);
         let work = move |tx: &Tx<'_>| {
             late.ensure(tx, items.iter().map(|push| &*push.queue))?;
             settle::commit_and_push(tx, &held, &items)
         };
-        self.inner.writer.call(Kind::SettleAndPush, work).await
+        self.inner.writer.call(kind, work).await
     }
 
     async fn lease_ends(&self, items: Vec<Reservation>) -> Result<Vec<Option<Timestamp>>> {

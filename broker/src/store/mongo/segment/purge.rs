@@ -1,8 +1,10 @@
 //! Deleting segments with all that is not reserved in them.
 
-use std::collections::HashSet;
-
-use mongodb::bson::{RawArrayBuf, doc, rawdoc};
+use mongodb::{
+    ClientSession,
+    bson::{doc, oid::ObjectId},
+    options::Hint,
+};
 
 use crate::{
     domain::{ItemId, QueueName, Timestamp},
@@ -12,14 +14,16 @@ use crate::{
             Inner,
             schema::{
                 item::oid,
-                layout::{BY_ID, Group, SEGMENTS, date, durable},
+                layout::{BY_ID, Group, SEGMENTS, date},
             },
             segment::{
                 detach::{detach_ready, detach_reserved},
                 document::Segment,
-                lookup,
             },
-            server::connect::{command_of, read, write},
+            server::{
+                connect::{command_of, read},
+                transaction::{Failure, Patience, attempt_in_time, begin, commit},
+            },
         },
     },
 };
@@ -32,8 +36,7 @@ const STEP: i32 = 100;
 pub(crate) async fn purge(inner: &Inner, group: &Group, queue: &QueueName) -> Result<u64> {
     let now = inner.now();
     let mut purged = 0;
-    detach_reserved(inner, group, queue).await?;
-    while let Some(items) = purge_some(inner, group, queue, now).await? {
+    while let Some(items) = purge_step(inner, group, queue, now).await? {
         purged += items;
     }
     Ok(purged)
@@ -47,15 +50,6 @@ pub(crate) async fn purge_step(
     created_by: Timestamp,
 ) -> Result<Option<u64>> {
     detach_reserved(inner, group, queue).await?;
-    purge_some(inner, group, queue, created_by).await
-}
-
-async fn purge_some(
-    inner: &Inner,
-    group: &Group,
-    queue: &QueueName,
-    created_by: Timestamp,
-) -> Result<Option<u64>> {
     let command = doc! {
         "find": group.items.name(), "hint": SEGMENTS, "projection": { "items": 0 },
         "filter": {
@@ -67,53 +61,66 @@ async fn purge_some(
     if found.is_empty() {
         return Ok(None);
     }
-    // The deduplication ids of what was committed stay.
     let now = inner.now();
-    let remembers = |segment: &Segment| {
-        segment.left < segment.n && segment.window.is_some_and(|window| window > now.0)
-    };
-    let (remembering, found): (Vec<_>, Vec<_>) = found.into_iter().partition(remembers);
-    let remembering: Vec<ItemId> = remembering.iter().map(|segment| segment.id).collect();
+    let remembering = found.iter().filter(|segment| remembers(segment, now));
+    let remembering: Vec<ItemId> = remembering.map(|segment| segment.id).collect();
     detach_ready(inner, group, &remembering).await?;
-    delete(inner, group, queue, found).await.map(Some)
+    delete(inner, group, found.iter().map(|segment| segment.id)).await.map(Some)
 }
 
-/// Deletes segments in which nothing is reserved; again those of which something was claimed meanwhile.
+/// Returns true if deduplication ids of items that were committed are to stay.
+fn remembers(segment: &Segment, now: Timestamp) -> bool {
+    segment.left < segment.n && segment.window.is_some_and(|window| window > now.0)
+}
+
+/// Deletes those of the segments that can be deleted whole, and returns how many items that were. Others may claim or
+/// move items meanwhile, so that what counts is what is there in the transaction that deletes it.
 async fn delete(
     inner: &Inner,
     group: &Group,
-    queue: &QueueName,
-    mut segments: Vec<Segment>,
+    segments: impl IntoIterator<Item = ItemId>,
 ) -> Result<u64> {
-    let mut deleted = 0;
-    while !segments.is_empty() {
-        let statement = |segment: &Segment| {
-            rawdoc! {
-                "q": {
-                    "_id": oid(segment.id),
-                    "ready": segment.ready as i32,
-                    "left": segment.ready as i32,
-                },
-                "limit": 1,
-                "hint": BY_ID,
-            }
+    let segments: Vec<ObjectId> = segments.into_iter().map(oid).collect();
+    let mut patience = Patience::new();
+    loop {
+        let mut session = begin(&inner.db).await?;
+        let attempt = async {
+            let deleted = delete_within(inner, group, &segments, &mut session).await?;
+            commit(&mut session).await?;
+            Ok(deleted)
         };
-        let deletes: RawArrayBuf = segments.iter().map(statement).collect();
-        let command = rawdoc! {
-            "delete": group.items.name(), "deletes": deletes, "ordered": false,
-            "writeConcern": durable(),
-        };
-        let n = write(&inner.db, command).await?.n;
-        if n == segments.len() as u64 {
-            return Ok(deleted + segments.iter().map(|segment| segment.left as u64).sum::<u64>());
+        let outcome = attempt_in_time(attempt).await;
+        if let Some(deleted) = patience.after(&mut session, outcome).await? {
+            return Ok(deleted);
         }
-        detach_reserved(inner, group, queue).await?;
-        let ids: Vec<ItemId> = segments.iter().map(|segment| segment.id).collect();
-        let again = lookup::segments(inner, group, ids).await?;
-        let there: HashSet<ItemId> = again.iter().map(|segment| segment.id).collect();
-        let gone = segments.iter().filter(|segment| !there.contains(&segment.id));
-        deleted += gone.map(|segment| segment.ready as u64).sum::<u64>();
-        segments = again;
     }
-    Ok(deleted)
+}
+
+/// The same within a transaction.
+async fn delete_within(
+    inner: &Inner,
+    group: &Group,
+    segments: &[ObjectId],
+    session: &mut ClientSession,
+) -> Result<u64, Failure> {
+    let now = inner.now();
+    let mut found = group
+        .items
+        .find(doc! { "_id": { "$in": segments }, "left": { "$gte": 0 } })
+        .projection(doc! { "items": 0 })
+        .hint(Hint::Name(BY_ID.to_owned()))
+        .session(&mut *session)
+        .await?;
+    let (mut free, mut items) = (Vec::new(), 0);
+    while let Some(document) = found.next(&mut *session).await {
+        let segment = Segment::read(&document?)?;
+        if segment.left == segment.ready && !remembers(&segment, now) {
+            free.push(oid(segment.id));
+            items += segment.left as u64;
+        }
+    }
+    if !free.is_empty() {
+        group.items.delete_many(doc! { "_id": { "$in": free } }).session(session).await?;
+    }
+    Ok(items)
 }

@@ -266,6 +266,28 @@ async fn a_purge_keeps_the_ids_of_committed_items_and_forgets_the_others() {
     assert_eq!(payloads(&take(&stores[0], &queue, 10).await), ["b", "c"]);
 }
 
+/// What others take or commit meanwhile is not among it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_purge_counts_what_it_deletes() {
+    let (_scratch, _clock, stores, queue) = two().await;
+    for _ in 0..10 {
+        push(&stores[0], &queue, 300).await;
+        let consume = async {
+            let mut committed = 0;
+            loop {
+                let taken = take(&stores[1], &queue, 20).await;
+                if taken.is_empty() {
+                    return committed;
+                }
+                let outcomes = commit(&stores[1], &queue, &taken).await;
+                committed += outcomes.iter().filter(|outcome| **outcome == Outcome::Ok).count();
+            }
+        };
+        let (committed, purged) = tokio::join!(consume, stores[0].purge(&queue));
+        assert_eq!(committed as u64 + purged.unwrap(), 300);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn lists_change_nothing_and_show_everything_page_by_page() {
     let (_scratch, _clock, stores, queue) = two().await;

@@ -14,7 +14,8 @@ async fn only_reserves_are_answered_before_they_are_synced() {
     const FULL: i64 = 2;
     let (_folder, path) = file();
     let store = open(&path).unwrap();
-    let kinds = [Kind::Reserve, Kind::Push(1), Kind::Reserve, Kind::Settle(1), Kind::Other];
+    let push = Kind::Push { items: 1, bytes: 1 };
+    let kinds = [Kind::Reserve, push, Kind::Reserve, Kind::Settle(1), Kind::Other];
     let mut levels = Vec::new();
     for kind in kinds {
         levels.push(synchronous(&store, kind).await);
@@ -23,7 +24,7 @@ async fn only_reserves_are_answered_before_they_are_synced() {
 
     // Together with a push, reserves are synced with it. The first call occupies the writer until all are queued.
     let (hold, go) = hold_up(&store);
-    let (reserve, push) = (synchronous(&store, Kind::Reserve), synchronous(&store, Kind::Push(1)));
+    let (reserve, push) = (synchronous(&store, Kind::Reserve), synchronous(&store, push));
     let release = async { go.send(()).unwrap() };
     let (_, reserve, push, ()) = tokio::join!(hold, reserve, push, release);
     assert_eq!((reserve, push), (FULL, FULL));
@@ -66,22 +67,25 @@ async fn a_reserve_is_synced_soon_even_if_nothing_follows() {
     }
 }
 
+/// Many items are, and many bytes.
 #[tokio::test]
 async fn a_flood_of_pushes_leaves_room_for_other_calls() {
-    let store = SqliteStore::open("sqlite::memory:", Arc::new(Clock::system())).unwrap();
-    let queue = queue(&store);
-    let (hold, go) = hold_up(&store);
-    let batch = || store.push((0..1_000).map(|_| push_of(&queue, "x")).collect());
-    let pushes = futures_util::future::join_all((0..4).map(|_| batch()));
-    // Queued after all pushes, answered after the first.
-    let count = store.inner.writer.call(Kind::Reserve, |tx| {
-        tx.conn.query_row("SELECT count(*) FROM items", [], |row| row.get::<_, i64>(0))
-    });
-    let release = async { go.send(()).unwrap() };
-    let (_, pushed, count, ()) = tokio::join!(hold, pushes, count, release);
-    assert_eq!(count.unwrap(), 1_000);
-    assert!(pushed.iter().all(|answer| answer.as_ref().unwrap().len() == 1_000));
-    assert_eq!(store.depth(&queue).await.unwrap().ready, 4_000);
+    for (batch, payload) in [(1_000, 1), (20, 512 << 10)] {
+        let store = SqliteStore::open("sqlite::memory:", Arc::new(Clock::system())).unwrap();
+        let (queue, payload) = (queue(&store), "x".repeat(payload));
+        let (hold, go) = hold_up(&store);
+        let pushes = (0..4).map(|_| store.push(vec![push_of(&queue, &payload); batch]));
+        let pushes = futures_util::future::join_all(pushes);
+        // Queued after all pushes, answered after the first.
+        let count = store.inner.writer.call(Kind::Reserve, |tx| {
+            tx.conn.query_row("SELECT count(*) FROM items", [], |row| row.get::<_, i64>(0))
+        });
+        let release = async { go.send(()).unwrap() };
+        let (_, pushed, count, ()) = tokio::join!(hold, pushes, count, release);
+        assert_eq!(count.unwrap(), batch as i64);
+        assert!(pushed.iter().all(|answer| answer.as_ref().unwrap().len() == batch));
+        assert_eq!(store.depth(&queue).await.unwrap().ready, 4 * batch as u64);
+    }
 }
 
 #[tokio::test]

@@ -17,18 +17,20 @@ const MAX_SETTLED: usize = 4_000;
 /// Limit of items pushed in one transaction, unless a single call pushes more. Producers that push without pause leave
 /// room to consumers, because items that are not consumed only make the queue longer.
 const MAX_PUSHED: usize = 1_000;
+/// Limit of bytes pushed in one transaction, in the same way. The log is at least twice as long as the largest.
+const MAX_PUSHED_BYTES: usize = 8 << 20;
 
 /// What a call does, as far as the writer needs to know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in super::super) enum Kind {
-    /// Stores this many items.
-    Push(usize),
+    /// Stores items.
+    Push { items: usize, bytes: usize },
     /// Settles this many items.
     Settle(usize),
     /// Reserves items. This is the one kind whose answer does not wait for the disk.
     Reserve,
-    /// Settles an item and stores others.
-    SettleAndPush,
+    /// Settles an item and stores others, which have so many bytes.
+    SettleAndPush { bytes: usize },
     /// Anything else.
     Other,
 }
@@ -41,7 +43,7 @@ impl Kind {
 
     /// Returns true if the call takes more room on the disk than it frees.
     pub(super) fn grows(self) -> bool {
-        matches!(self, Self::Push(_) | Self::SettleAndPush)
+        matches!(self, Self::Push { .. } | Self::SettleAndPush { .. })
     }
 }
 
@@ -102,9 +104,11 @@ pub(super) struct CallQueue {
 impl CallQueue {
     pub(super) fn add(&mut self, job: Box<dyn Job>) {
         match job.kind() {
-            Kind::Push(_) => self.pushes.push_back(job),
+            Kind::Push { .. } => self.pushes.push_back(job),
             Kind::Reserve => self.reserves.push_back(job),
-            Kind::Settle(_) | Kind::SettleAndPush | Kind::Other => self.others.push_back(job),
+            Kind::Settle(_) | Kind::SettleAndPush { .. } | Kind::Other => {
+                self.others.push_back(job);
+            }
         }
     }
 
@@ -123,21 +127,26 @@ impl CallQueue {
     }
 }
 
-/// Moves calls from the front of one queue to the group, until they have `max_items` items together.
+/// Moves calls from the front of one queue to the group, until they have `max_items` items together, or many bytes.
 fn take(from: &mut VecDeque<Box<dyn Job>>, max_items: usize, to: &mut Vec<Box<dyn Job>>) {
-    let (mut calls, mut items) = (0, 0);
+    let (mut calls, mut items, mut bytes) = (0, 0, 0);
     while calls < MAX_GROUP
         && items < max_items
+        && bytes < MAX_PUSHED_BYTES
         && let Some(job) = from.pop_front()
     {
         if job.abandoned() {
             continue;
         }
         calls += 1;
-        items += match job.kind() {
-            Kind::Push(items) | Kind::Settle(items) => items,
-            Kind::Reserve | Kind::SettleAndPush | Kind::Other => 1,
+        let (of_items, of_bytes) = match job.kind() {
+            Kind::Push { items, bytes } => (items, bytes),
+            Kind::Settle(items) => (items, 0),
+            Kind::SettleAndPush { bytes } => (1, bytes),
+            Kind::Reserve | Kind::Other => (1, 0),
         };
+        items += of_items;
+        bytes += of_bytes;
         to.push(job);
     }
 }

@@ -46,6 +46,8 @@ const ROUND: i64 = LONG / 4;
 const SHORT: i64 = LONG / 12;
 /// Pages in the log from which on the writer waits for rounds, and does all that a round leaves.
 const TOO_LONG: i64 = LONG + LONG / 2;
+/// Pages in the log at which people are told that somebody prevents it from beginning anew: 400 MiB.
+const VERY_LONG: i64 = 100_000;
 /// The longest that the writer waits for a round after a commit, until [`LONG`] pages have come since the round began.
 const MAX_WAIT: Duration = Duration::from_millis(100);
 /// Pause after an attempt that a reader has cut short, in times of what the attempt took.
@@ -61,8 +63,14 @@ pub(super) struct Checkpointer {
     rounds: mpsc::Receiver<Attempt>,
     /// From an order until its round is taken from `rounds`: how many pages the log had.
     ordered_at: Option<i64>,
-    /// Pages in the log after the commit before.
-    pages: i64,
+    /// The log after the commit before.
+    log: Log,
+    /// Bytes of a page.
+    page_size: u32,
+    /// Pages of the log at which people are told next how long it is.
+    told_at: i64,
+    /// True while the log's length cannot be read.
+    is_unreadable: bool,
     /// Set while it would be in vain to try.
     paused_until: Option<Instant>,
     file: Arc<StoreFile>,
@@ -73,6 +81,7 @@ impl Checkpointer {
     /// Starts the thread.
     pub(super) fn start(file: Arc<StoreFile>) -> Result<Self> {
         let conn = file.open_checkpointer().map_err(failed)?;
+        let page_size = conn.pragma_query_value(None, "page_size", |row| row.get(0));
         let (orders, ordered) = mpsc::channel(); // one at a time
         let (ended, rounds) = mpsc::channel();
         let of_thread = Arc::clone(&file);
@@ -93,20 +102,52 @@ impl Checkpointer {
             orders: Some(orders),
             rounds,
             ordered_at: None,
-            pages: 0,
+            log: Log { pages: 0, rest: 0 },
+            page_size: page_size.map_err(failed)?,
+            told_at: VERY_LONG,
+            is_unreadable: false,
             paused_until: None,
             file,
             thread: Some(thread),
         })
     }
 
+    /// The bytes of the log that are not in the file, as far as is known.
+    pub(super) fn unwritten(&self) -> u64 {
+        u64::try_from(self.log.rest).unwrap_or(0) * u64::from(self.page_size)
+    }
+
     /// Does what the log needs after a commit of `writer`.
-    pub(super) fn look_after(&mut self, writer: &Connection) -> rusqlite::Result<()> {
-        let mut log = Log::of(writer)?;
-        if log.pages < self.pages {
-            self.paused_until = None; // it has begun anew
+    pub(super) fn look_after(&mut self, writer: &Connection) {
+        match self.go_on(writer) {
+            Ok(()) => self.is_unreadable = false,
+            Err(error) if self.is_unreadable => {
+                tracing::debug!(%error, "could not read how long the log is");
+            }
+            Err(error) => {
+                self.is_unreadable = true;
+                tracing::warn!(
+                    %error,
+                    "could not read how long the log is: until this ends it grows, and takes room on the disk"
+                );
+            }
         }
-        self.pages = log.pages;
+    }
+
+    fn go_on(&mut self, writer: &Connection) -> rusqlite::Result<()> {
+        let mut log = Log::of(writer)?;
+        if log.pages < self.log.pages {
+            (self.paused_until, self.told_at) = (None, VERY_LONG); // it has begun anew
+        }
+        self.log = log;
+        if log.pages >= self.told_at {
+            self.told_at = log.pages * 2;
+            tracing::warn!(
+                pages = log.pages,
+                "the log beside the store's file is very long, and takes room on the disk: somebody reads an old \
+                 state of the file. End such readers (a shell with an open transaction, a backup)"
+            );
+        }
         if log.pages < LONG && log.rest < ROUND {
             return Ok(());
         }
@@ -117,6 +158,7 @@ impl Checkpointer {
                 most = i64::MAX;
             }
             log = Log::of(writer)?;
+            self.log = log;
         }
         if self.paused_until.is_some_and(|until| Instant::now() < until) {
             return Ok(());
@@ -124,7 +166,9 @@ impl Checkpointer {
         if log.pages >= LONG && log.rest <= most {
             // The next commit begins the log anew, unless somebody reads it.
             let attempt = checkpoint(writer, &self.file);
-            self.ended(&attempt, 0);
+            if self.ended(&attempt, 0) {
+                self.log.rest = 0;
+            }
         } else if log.pages >= LONG || log.rest >= ROUND {
             let is_ordered = self.orders.as_ref().is_some_and(|orders| orders.send(()).is_ok());
             self.ordered_at = is_ordered.then_some(log.pages);
@@ -181,6 +225,7 @@ impl Drop for Checkpointer {
 }
 
 /// The length of the log.
+#[derive(Clone, Copy)]
 struct Log {
     pages: i64,
     /// Those that are not in the file.
@@ -239,6 +284,6 @@ fn end(file: &StoreFile, error: &dyn std::error::Error) -> ! {
     }
     essential::end_because(
         error,
-        "the store's file or its log cannot be synced: look at the disk. The log is kept, and is written into the          file again at the next start",
+        "the store's file or its log cannot be synced: look at the disk. The log is kept, and is written into the file again at the next start",
     )
 }

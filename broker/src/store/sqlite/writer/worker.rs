@@ -48,9 +48,9 @@ fn note_batches(metrics: &Metrics, group: &[Box<dyn Job>]) {
     let (mut pushed, mut settled) = (0, 0);
     for job in group {
         match job.kind() {
-            Kind::Push(items) => pushed += items,
+            Kind::Push { items, .. } => pushed += items,
             Kind::Settle(items) => settled += items,
-            Kind::SettleAndPush => settled += 1,
+            Kind::SettleAndPush { .. } => settled += 1,
             Kind::Reserve | Kind::Other => {}
         }
     }
@@ -163,10 +163,8 @@ impl Worker {
     }
 
     fn look_after_log(&mut self) {
-        if let Some(checkpointer) = &mut self.checkpointer
-            && let Err(error) = checkpointer.look_after(&self.conn)
-        {
-            tracing::debug!(%error, "could not read how long the log is");
+        if let Some(checkpointer) = &mut self.checkpointer {
+            checkpointer.look_after(&self.conn);
         }
     }
 
@@ -305,7 +303,8 @@ impl Worker {
     /// Refuses calls that would store more than there is room for, and returns the others.
     fn refuse_growth(&mut self, group: Vec<Box<dyn Job>>) -> Vec<Box<dyn Job>> {
         let grows = group.iter().any(|job| job.kind().grows());
-        if !grows || !self.disk.as_mut().is_some_and(Room::is_scarce) {
+        let unwritten = self.checkpointer.as_ref().map_or(0, Checkpointer::unwritten);
+        if !grows || !self.disk.as_mut().is_some_and(|disk| disk.is_scarce(unwritten)) {
             return group;
         }
         let (refused, group): (Vec<_>, Vec<_>) =
