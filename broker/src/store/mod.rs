@@ -109,7 +109,7 @@ pub trait Store:
 /// The path of items from producers to consumers, on which speed matters most.
 #[async_trait]
 pub trait ItemStore: Send + Sync + 'static {
-    /// Stores items. Concurrent calls are group-committed: each returns when its own items are
+    /// Stores items of one queue. Concurrent calls are group-committed: each returns when its own items are
     /// durable. An item becomes blocked if an unsettled item of the same `ordering_key` exists.
     ///
     /// Calls that one task starts one after another are stored in that order, even if none has

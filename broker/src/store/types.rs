@@ -10,7 +10,7 @@ use crate::domain::{
 /// An item to store.
 #[derive(Debug, Clone)]
 pub struct Push {
-    /// The item's queue. Items of several queues and groups may share a call.
+    /// The item's queue.
     pub queue: Arc<Queue>,
     /// The item.
     pub item: NewItem,

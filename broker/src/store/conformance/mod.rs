@@ -208,7 +208,7 @@ macro_rules! conformance {
                 a_mark_stands_between_what_was_pushed_here_and_what_will_be
                 an_empty_item_is_an_item
                 an_empty_call_is_no_error
-                queues_and_groups_share_a_call
+                concurrent_pushes_into_queues_of_several_groups
                 successful_pushes_are_visible_to_the_other_broker
                 concurrent_pushes_each_get_their_own_result
                 calls_that_one_task_starts_are_stored_in_that_order

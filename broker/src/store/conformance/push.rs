@@ -1,6 +1,6 @@
 //! Push: items are stored as given, durably, and are eligible at the right time.
 
-use futures_util::future::join_all;
+use futures_util::future::{join_all, try_join_all};
 
 use super::{Broker, Env, env::*};
 use crate::{
@@ -76,25 +76,21 @@ pub async fn an_empty_call_is_no_error(env: &Env) {
     env.store.add_totals(Vec::new()).await.unwrap();
 }
 
-pub async fn queues_and_groups_share_a_call(env: &Env) {
-    let a = env.queue("a").await;
-    let b = env.queue("b").await;
+pub async fn concurrent_pushes_into_queues_of_several_groups(env: &Env) {
     let far = |queue: &mut crate::domain::Queue| {
         queue.group = GroupName::parse("group", "far").unwrap();
     };
-    let c = env.queue_with("c", far).await;
-    let pushes = vec![
-        push_of(&c, item("1")),
-        push_of(&a, item("2")),
-        push_of(&b, item("3")),
-        push_of(&c, item("4")),
-        push_of(&a, item("5")),
-    ];
-    let pushed = env.store.push(pushes).await.unwrap();
-    for (queue, places) in [(&a, &[1, 4][..]), (&b, &[2]), (&c, &[0, 3])] {
-        let taken = env.take(queue, 10).await;
+    let queues = [env.queue("a").await, env.queue("b").await, env.queue_with("c", far).await];
+    let pushes = (0..12).map(|n| {
+        let queue = &queues[n % queues.len()];
+        env.store.push(vec![push_of(queue, item("x")), push_of(queue, item("y"))])
+    });
+    let pushed = try_join_all(pushes).await.unwrap();
+    for (n, queue) in queues.iter().enumerate() {
+        let taken = env.take(queue, 100).await;
         let ids: Vec<_> = taken.iter().map(|delivery| delivery.item.id).collect();
-        assert_eq!(ids, places.iter().map(|&place| pushed[place].id).collect::<Vec<_>>());
+        let calls = pushed.iter().skip(n).step_by(queues.len());
+        assert_eq!(ids, calls.flatten().map(|pushed| pushed.id).collect::<Vec<_>>());
         assert!(taken.iter().all(|delivery| delivery.receipt.group == queue.group));
     }
 }

@@ -73,7 +73,10 @@ fn bytes_of(items: &[Push]) -> usize {
 #[async_trait]
 impl ItemStore for SqliteStore {
     async fn push(&self, items: Vec<Push>) -> Result<Vec<Pushed>> {
-        let kind = Kind::Push { items: items.len(), bytes: bytes_of(&items) };
+        let Some(queue) = items.first().map(|push| push.queue.name.clone()) else {
+            return Ok(Vec::new());
+        };
+        let kind = Kind::Push { queue, items: items.len(), bytes: bytes_of(&items) };
         let late = Arc::clone(&self.inner.late);
         let work = move |tx: &Tx<'_>| {
             late.ensure(tx, items.iter().map(|push| &*push.queue))?;

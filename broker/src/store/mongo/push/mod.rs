@@ -9,9 +9,9 @@ use std::{
 };
 
 use crate::{
-    domain::{GroupName, ItemId, PrioritySet, Pushed, Queue, QueueName},
+    domain::{ItemId, PrioritySet, Pushed, QueueName},
     store::{
-        Push, Result, StoreError,
+        Push, Result,
         mongo::{
             Inner,
             cursor::lease_cache::CachedLease,
@@ -28,27 +28,18 @@ use crate::{
                 seen::{Front, Seen},
             },
             server::{
-                error::{broken, repeat, unavailable},
+                error::{repeat, unavailable},
                 group_commit::Lane,
                 insert::{Refusal, insert_documents},
             },
         },
     },
 };
-use futures_util::future::try_join_all;
 
 /// Approximate size in bytes of an item besides its payload, headers and deduplication id.
 const ENVELOPE: usize = 300;
 /// Limit of attempts to insert an item that a unique index refuses.
 const ROUNDS: usize = 5;
-
-/// The items of one call that are written together: those of one group. All of them are ordered if one is.
-struct Lot {
-    group: GroupName,
-    ordered: bool,
-    at: Vec<usize>,
-    items: Vec<Push>,
-}
 
 /// Returns true if the item takes a sequence number.
 pub(super) fn is_ordered(push: &Push) -> bool {
@@ -57,48 +48,21 @@ pub(super) fn is_ordered(push: &Push) -> bool {
 
 /// Stores items and returns the result of each. The items queue for their write when this future is first polled. The
 /// write does not belong to the caller's task, so that it runs to its end even if the caller goes away.
-pub(super) async fn push(inner: &Arc<Inner>, items: Vec<Push>) -> Result<Vec<Pushed>> {
+pub(super) async fn push(inner: &Arc<Inner>, mut items: Vec<Push>) -> Result<Vec<Pushed>> {
     // A document that is too large is refused here: in a shared insert it would fail the items of other calls.
     items.iter().try_for_each(|push| check(&push.item))?;
-    let count = items.len();
-    let mut lots: Vec<Lot> = Vec::new();
-    for (at, push) in items.into_iter().enumerate() {
-        let ordered = is_ordered(&push);
-        let place = lots.iter().position(|lot| lot.group == push.queue.group);
-        let place = place.unwrap_or_else(|| {
-            let group = push.queue.group.clone();
-            lots.push(Lot { group, ordered, at: Vec::new(), items: Vec::new() });
-            lots.len() - 1
-        });
-        // The items of one call stay in one lot, so that they are handed out in the order of the call.
-        lots[place].ordered |= ordered;
-        lots[place].at.push(at);
-        lots[place].items.push(push);
-    }
-    let written = try_join_all(lots.into_iter().map(|lot| async move {
-        let results = submit(inner, &lot.group, lot.ordered, lot.items).await?;
-        Ok::<_, StoreError>(lot.at.into_iter().zip(results))
-    }))
-    .await?;
-    let mut results: Vec<Option<Pushed>> = vec![None; count];
-    for (at, pushed) in written.into_iter().flatten() {
-        results[at] = Some(pushed);
-    }
-    results.into_iter().collect::<Option<_>>().ok_or_else(|| broken("a push was not answered"))
-}
-
-async fn submit(
-    inner: &Arc<Inner>,
-    group: &GroupName,
-    ordered: bool,
-    mut items: Vec<Push>,
-) -> Result<Vec<Pushed>> {
+    let Some(queue) = items.first().map(|push| Arc::clone(&push.queue)) else {
+        return Ok(Vec::new());
+    };
+    // All items are ordered if one is, so that they are handed out in the order of the call.
+    let ordered = items.iter().any(is_ordered);
     // Nothing may be awaited before the batcher has the items: until then the order of the calls holds.
-    let group = inner.group_as_it_is(group);
-    let leases = first_leases(inner, &group, &mut items);
+    let group = inner.group_as_it_is(&queue.group);
+    let lease = first_lease(inner, &group, &queue.name, &mut items);
     let bytes = items.iter().map(|push| form::bytes_of(push) + ENVELOPE).sum();
     let batcher = Arc::clone(if ordered { &group.ordered } else { &group.plain });
-    let lanes = if ordered { Vec::new() } else { lanes(&items) };
+    // The items of a queue become visible in the order of the calls.
+    let lane = (!ordered).then(|| Lane::of(queue.name.as_str()));
     let inner = Arc::clone(inner);
     let tracker = inner.tracker.clone();
     let write = move |items: Vec<Push>| {
@@ -115,29 +79,33 @@ async fn submit(
             }
         }
     };
-    // If the push fails, or nobody waits for it any more, dropping the claims undoes them.
-    let pushed = batcher.submit(&tracker, items, bytes, lanes, write).await?;
-    leases.into_iter().for_each(Claim::arrived);
+    // If the push fails, or nobody waits for it any more, dropping the claim undoes it.
+    let pushed = batcher.submit(&tracker, items, bytes, lane, write).await?;
+    if let Some(lease) = lease {
+        lease.arrived();
+    }
     Ok(pushed)
 }
 
-/// Chooses the ids of the items that are stored as reserved, and returns their claims, one for each queue.
-fn first_leases(inner: &Arc<Inner>, group: &Arc<Group>, items: &mut [Push]) -> Vec<Claim> {
+/// Chooses the ids of items that are stored as reserved, and returns their claim.
+fn first_lease(
+    inner: &Arc<Inner>,
+    group: &Arc<Group>,
+    queue: &QueueName,
+    items: &mut [Push],
+) -> Option<Claim> {
     if items.iter().all(|push| push.first_lease.is_none()) {
-        return Vec::new();
+        return None;
     }
     let now = inner.now();
     form::choose_ids(&inner.ids, now, items, inner.segment_size);
-    let mut claims: HashMap<&QueueName, Claim> = HashMap::new();
+    let mut claim = Claim::begin_push(inner, group, &inner.cursor(queue), queue);
     for push in items.iter() {
-        let (Some(lease), Some(id)) = (&push.first_lease, push.id) else { continue };
-        let name = &push.queue.name;
-        let claim = claims
-            .entry(name)
-            .or_insert_with(|| Claim::begin_push(inner, group, &inner.cursor(name), name));
-        claim.add_new(id, lease.token, i32::from(push.item.priority.level()), now);
+        if let (Some(lease), Some(id)) = (&push.first_lease, push.id) {
+            claim.add_new(id, lease.token, i32::from(push.item.priority.level()), now);
+        }
     }
-    claims.into_values().collect()
+    Some(claim)
 }
 
 /// Notes the leases of the documents, which are about to be stored.
@@ -177,22 +145,6 @@ fn cache_leases(inner: &Inner, items: &[Push], starts: &[Start], unit: &Unit) {
     };
     let leases = unit.present().map(|at| (starts[at].id, cached(&items[at])));
     inner.lease_cache.add(leases, now);
-}
-
-/// Returns the lanes of the items, one per queue: the items of a queue become visible in the order of the calls.
-fn lanes(items: &[Push]) -> Vec<Lane> {
-    let mut lanes = Vec::with_capacity(1);
-    let mut last: Option<&Arc<Queue>> = None;
-    for push in items {
-        if last.is_none_or(|last| !Arc::ptr_eq(last, &push.queue)) {
-            last = Some(&push.queue);
-            let lane = Lane::of(push.queue.name.as_str());
-            if !lanes.contains(&lane) {
-                lanes.push(lane);
-            }
-        }
-    }
-    lanes
 }
 
 /// Writes a batch. A batch without a plan is ordered; its ids and numbers are taken within the write.

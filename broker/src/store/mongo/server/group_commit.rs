@@ -64,7 +64,7 @@ type Answer<R> = oneshot::Sender<Result<Vec<R>>>;
 struct Job<T, R> {
     items: Vec<T>,
     bytes: usize,
-    lanes: Vec<Lane>,
+    lane: Option<Lane>,
     answer: Answer<R>,
 }
 
@@ -109,7 +109,7 @@ impl<T: Send + 'static, R: Send + 'static> Batcher<T, R> {
         tracker: &Tasks,
         items: Vec<T>,
         bytes: usize,
-        lanes: Vec<Lane>,
+        lane: Option<Lane>,
         write: W,
     ) -> Result<Vec<R>>
     where
@@ -120,8 +120,8 @@ impl<T: Send + 'static, R: Send + 'static> Batcher<T, R> {
         let (answer, answered) = oneshot::channel();
         let start = {
             let mut state = self.state.lock();
-            let free = lanes.iter().all(|lane| !state.busy.contains(lane));
-            state.waiting.push_back(Job { items, bytes, lanes, answer });
+            let free = lane.is_none_or(|lane| !state.busy.contains(&lane));
+            state.waiting.push_back(Job { items, bytes, lane, answer });
             free && self.start(&mut state)
         };
         if start {
@@ -245,8 +245,8 @@ impl<T: Send + 'static, R: Send + 'static> Batcher<T, R> {
         // Calls that must wait for a write in flight, and calls behind them in a lane.
         let (mut kept, mut passed) = (VecDeque::new(), HashSet::new());
         while let Some(job) = waiting.pop_front() {
-            if job.lanes.iter().any(|lane| busy.contains(lane) || passed.contains(lane)) {
-                passed.extend(job.lanes.iter().copied());
+            if job.lane.is_some_and(|lane| busy.contains(&lane) || passed.contains(&lane)) {
+                passed.extend(job.lane);
                 kept.push_back(job);
                 continue;
             }
@@ -258,7 +258,7 @@ impl<T: Send + 'static, R: Send + 'static> Batcher<T, R> {
             }
             bytes += job.bytes;
             answers.push((job.items.len(), job.answer));
-            lanes.extend(job.lanes);
+            lanes.extend(job.lane);
             items.extend(job.items);
         }
         if waiting.is_empty() {
@@ -305,8 +305,7 @@ mod tests {
             }
         };
         // The calls are polled in this order, by this task.
-        let calls =
-            (0..1_000).map(|n| batcher.submit(&tracker, vec![n], 1, Vec::new(), write.clone()));
+        let calls = (0..1_000).map(|n| batcher.submit(&tracker, vec![n], 1, None, write.clone()));
         for answer in join_all(calls).await {
             answer.unwrap();
         }
@@ -341,7 +340,7 @@ mod tests {
         };
         let calls = (0..1_000_u32).map(|n| {
             let lane = u64::from(n / 4 % 5);
-            batcher.submit(&tracker, vec![(lane, n)], 1, vec![Lane(lane)], write.clone())
+            batcher.submit(&tracker, vec![(lane, n)], 1, Some(Lane(lane)), write.clone())
         });
         for answer in join_all(calls).await {
             answer.unwrap();
@@ -373,7 +372,7 @@ mod tests {
             let (batcher, tracker, write) = (Arc::clone(&batcher), tracker.clone(), write.clone());
             tokio::spawn(async move {
                 for _ in 0..3 {
-                    batcher.submit(&tracker, vec![n], 1, Vec::new(), write.clone()).await.unwrap();
+                    batcher.submit(&tracker, vec![n], 1, None, write.clone()).await.unwrap();
                     for _ in 0..n {
                         tokio::task::yield_now().await; // not all come back at the same time
                     }
@@ -394,7 +393,7 @@ mod tests {
             items.into_iter().map(|_| Ok(())).collect::<Vec<_>>()
         };
         let tracker = Tasks::default();
-        let written = batcher.submit(&tracker, vec![1], 4 << 20, Vec::new(), write);
+        let written = batcher.submit(&tracker, vec![1], 4 << 20, None, write);
         written.await.unwrap();
     }
 
@@ -409,7 +408,7 @@ mod tests {
                 items.into_iter().map(|_| Ok(())).collect::<Vec<_>>()
             }
         };
-        let call = |lane| batcher.submit(&tracker, vec![lane], 1, vec![Lane(lane)], write.clone());
+        let call = |lane| batcher.submit(&tracker, vec![lane], 1, Some(Lane(lane)), write.clone());
         let both_end = tokio::time::timeout(WRITE_LIMIT, join(call(1), call(2))).await;
         assert!(matches!(both_end, Ok((Ok(_), Ok(_)))), "each waits for the other");
     }
@@ -426,7 +425,7 @@ mod tests {
                 async move { items.into_iter().map(Ok).collect::<Vec<_>>() }
             }
         };
-        let call = |n| Box::pin(batcher.submit(&tracker, vec![n], 1, Vec::new(), write.clone()));
+        let call = |n| Box::pin(batcher.submit(&tracker, vec![n], 1, None, write.clone()));
         let (mut first, mut given_up, last) = (call(1), call(2), call(3));
         // This runtime has one thread: no write starts before this task waits.
         assert!(poll!(&mut first).is_pending());
@@ -461,7 +460,7 @@ mod tests {
                 }
             };
             let items = (0..items).collect();
-            tokio::spawn(async move { batcher.submit(&tracker, items, 1, Vec::new(), write).await })
+            tokio::spawn(async move { batcher.submit(&tracker, items, 1, None, write).await })
         }
 
         /// Waits until so many writes are in flight and so many calls wait.

@@ -75,7 +75,7 @@ async fn submit(
             }
         }
     };
-    batcher.submit(&tracker, items, bytes, Vec::new(), write).await
+    batcher.submit(&tracker, items, bytes, None, write).await
 }
 
 async fn commit_batch(

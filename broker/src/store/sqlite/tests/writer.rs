@@ -8,14 +8,18 @@ async fn synchronous(store: &SqliteStore, kind: Kind) -> i64 {
     store.inner.writer.call(kind, level).await.unwrap()
 }
 
+/// A push of one item.
+fn push_into(queue: &str) -> Kind {
+    Kind::Push { queue: QueueName::parse("queue", queue).unwrap(), items: 1, bytes: 1 }
+}
+
 #[tokio::test]
 async fn only_reserves_are_answered_before_they_are_synced() {
     const NORMAL: i64 = 1;
     const FULL: i64 = 2;
     let (_folder, path) = file();
     let store = open(&path).unwrap();
-    let push = Kind::Push { items: 1, bytes: 1 };
-    let kinds = [Kind::Reserve, push, Kind::Reserve, Kind::Settle(1), Kind::Other];
+    let kinds = [Kind::Reserve, push_into("q"), Kind::Reserve, Kind::Settle(1), Kind::Other];
     let mut levels = Vec::new();
     for kind in kinds {
         levels.push(synchronous(&store, kind).await);
@@ -24,7 +28,7 @@ async fn only_reserves_are_answered_before_they_are_synced() {
 
     // Together with a push, reserves are synced with it. The first call occupies the writer until all are queued.
     let (hold, go) = hold_up(&store);
-    let (reserve, push) = (synchronous(&store, Kind::Reserve), synchronous(&store, push));
+    let (reserve, push) = (synchronous(&store, Kind::Reserve), synchronous(&store, push_into("q")));
     let release = async { go.send(()).unwrap() };
     let (_, reserve, push, ()) = tokio::join!(hold, reserve, push, release);
     assert_eq!((reserve, push), (FULL, FULL));
@@ -67,7 +71,7 @@ async fn a_reserve_is_synced_soon_even_if_nothing_follows() {
     }
 }
 
-/// Many items are, and many bytes.
+/// Many items are one, and many bytes.
 #[tokio::test]
 async fn a_flood_of_pushes_leaves_room_for_other_calls() {
     for (batch, payload) in [(1_000, 1), (20, 512 << 10)] {
@@ -76,13 +80,16 @@ async fn a_flood_of_pushes_leaves_room_for_other_calls() {
         let (hold, go) = hold_up(&store);
         let pushes = (0..4).map(|_| store.push(vec![push_of(&queue, &payload); batch]));
         let pushes = futures_util::future::join_all(pushes);
-        // Queued after all pushes, answered after the first.
-        let count = store.inner.writer.call(Kind::Reserve, |tx| {
+        // Queued after all pushes, done after the first.
+        let count = |tx: &Tx<'_>| {
             tx.conn.query_row("SELECT count(*) FROM items", [], |row| row.get::<_, i64>(0))
-        });
+        };
+        let reserve = store.inner.writer.call(Kind::Reserve, count);
+        let elsewhere = store.inner.writer.call(push_into("elsewhere"), count);
         let release = async { go.send(()).unwrap() };
-        let (_, pushed, count, ()) = tokio::join!(hold, pushes, count, release);
-        assert_eq!(count.unwrap(), batch as i64);
+        let (_, pushed, reserve, elsewhere, ()) =
+            tokio::join!(hold, pushes, reserve, elsewhere, release);
+        assert_eq!((reserve.unwrap(), elsewhere.unwrap()), (batch as i64, batch as i64));
         assert!(pushed.iter().all(|answer| answer.as_ref().unwrap().len() == batch));
         assert_eq!(store.depth(&queue).await.unwrap().ready, 4 * batch as u64);
     }
@@ -222,7 +229,7 @@ async fn a_settle_that_finds_the_disk_full_is_repeated_in_the_room_set_aside() {
     for kind in [Kind::Settle(1), Kind::Reserve] {
         let (hold, go) = hold_up(&store);
         let mut runs = 0;
-        let alone = store.inner.writer.call(kind, move |tx| {
+        let alone = store.inner.writer.call(kind.clone(), move |tx| {
             runs += 1;
             if runs == 1 {
                 tx.conn.execute("INSERT INTO counters VALUES ('undone', 1)", [])?;

@@ -382,7 +382,7 @@ impl Worker {
     /// Runs the calls of a group in one transaction. Returns the failure of each call that failed by itself. An error
     /// fails all calls.
     fn run_group(&mut self, group: &mut [Box<dyn Job>]) -> rusqlite::Result<Vec<Option<Failure>>> {
-        self.begin(group.iter().any(|job| job.kind() != Kind::Reserve))?;
+        self.begin(group.iter().any(|job| *job.kind() != Kind::Reserve))?;
         let mut failures = Vec::with_capacity(group.len());
         if let [only] = group {
             only.run(&self.tx())?;
