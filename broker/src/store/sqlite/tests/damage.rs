@@ -200,8 +200,7 @@ async fn a_check_finds_lost_commits_and_counters_that_are_behind_and_changes_not
     }
     let other = folder.path().join("other.db");
     for ending in ["", "-wal", "-mark"] {
-        let name = |path: &Path| format!("{}{ending}", path.display());
-        fs::copy(name(&path), name(&other)).unwrap();
+        fs::copy(beside(&path, ending), beside(&other, ending)).unwrap();
     }
     let log = beside(&other, "-wal");
     let length = fs::metadata(&log).unwrap().len();

@@ -135,49 +135,48 @@ impl Checkpointer {
     }
 
     fn go_on(&mut self, writer: &Connection) -> rusqlite::Result<()> {
-        let mut log = Log::of(writer)?;
-        if log.pages < self.log.pages {
+        let before = std::mem::replace(&mut self.log, Log::of(writer)?);
+        if self.log.pages < before.pages {
             (self.paused_until, self.told_at) = (None, VERY_LONG); // it has begun anew
         }
-        self.log = log;
-        if log.pages >= self.told_at {
-            self.told_at = log.pages * 2;
+        if self.log.pages >= self.told_at {
+            self.told_at = self.log.pages * 2;
             tracing::warn!(
-                pages = log.pages,
+                pages = self.log.pages,
                 "the log beside the store's file is very long, and takes room on the disk: somebody reads an old \
                  state of the file. End such readers (a shell with an open transaction, a backup)"
             );
         }
-        if log.pages < LONG && log.rest < ROUND {
+        if self.log.pages < LONG && self.log.rest < ROUND {
             return Ok(());
         }
         let mut most = SHORT;
         if let Some(ordered_at) = self.ordered_at {
-            let Some(round) = self.round(log.pages, ordered_at) else { return Ok(()) };
-            if self.ended(&round, SHORT) && log.pages >= TOO_LONG {
+            let Some(round) = self.round(ordered_at) else { return Ok(()) };
+            if self.ended(&round, SHORT) && self.log.pages >= TOO_LONG {
                 most = i64::MAX;
             }
-            log = Log::of(writer)?;
-            self.log = log;
+            self.log = Log::of(writer)?;
         }
         if self.paused_until.is_some_and(|until| Instant::now() < until) {
             return Ok(());
         }
-        if log.pages >= LONG && log.rest <= most {
+        if self.log.pages >= LONG && self.log.rest <= most {
             // The next commit begins the log anew, unless somebody reads it.
             let attempt = checkpoint(writer, &self.file);
             if self.ended(&attempt, 0) {
                 self.log.rest = 0;
             }
-        } else if log.pages >= LONG || log.rest >= ROUND {
+        } else if self.log.pages >= LONG || self.log.rest >= ROUND {
             let is_ordered = self.orders.as_ref().is_some_and(|orders| orders.send(()).is_ok());
-            self.ordered_at = is_ordered.then_some(log.pages);
+            self.ordered_at = is_ordered.then_some(self.log.pages);
         }
         Ok(())
     }
 
     /// Returns the round that was ordered if it has ended, or ends while the writer waits.
-    fn round(&self, pages: i64, ordered_at: i64) -> Option<Attempt> {
+    fn round(&self, ordered_at: i64) -> Option<Attempt> {
+        let pages = self.log.pages;
         if pages >= TOO_LONG && pages - ordered_at >= LONG {
             self.rounds.recv().ok()
         } else {
@@ -225,7 +224,6 @@ impl Drop for Checkpointer {
 }
 
 /// The length of the log.
-#[derive(Clone, Copy)]
 struct Log {
     pages: i64,
     /// Those that are not in the file.
@@ -286,4 +284,26 @@ fn end(file: &StoreFile, error: &dyn std::error::Error) -> ! {
         error,
         "the store's file or its log cannot be synced: look at the disk. The log is kept, and is written into the file again at the next start",
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_only_in_the_log_is_known() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = Arc::new(StoreFile::lock(&folder.path().join("store.db")).unwrap());
+        let writer = file.open_writer().unwrap();
+        let mut checkpointer = Checkpointer::start(file).unwrap();
+        checkpointer.empty(&writer);
+        checkpointer.look_after(&writer);
+        assert_eq!(checkpointer.unwritten(), 0);
+        writer.execute_batch("UPDATE meta SET value = value + 1 WHERE key = 'next_id'").unwrap();
+        checkpointer.look_after(&writer);
+        assert_eq!(checkpointer.unwritten(), 4_096, "one page");
+        checkpointer.empty(&writer);
+        checkpointer.look_after(&writer);
+        assert_eq!(checkpointer.unwritten(), 0);
+    }
 }
