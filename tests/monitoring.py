@@ -26,7 +26,7 @@ HERE = pathlib.Path(__file__).parent.parent
 FILES = HERE / "deploy" / "monitoring"
 SCRATCH = pathlib.Path(SCRATCH) / "monitoring"
 # What is long in production is short here.
-SHORT = [(r"for: \w+", "for: 0s"), (r"\b5m\b", "10s"), (r"\b1h\b", "10s"), (r"> 300\b", "> 1")]
+SHORT = [(r"for: \w+", "for: 0s"), (r"\b5m\b", "10s"), (r"\b1h\b", "10s"), (r"> 300\b", "> 1"), (r"> 400e6\b", "> 1")]
 LIMIT = 60
 
 

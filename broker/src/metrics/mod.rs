@@ -94,6 +94,7 @@ pub struct Metrics {
     signals_missed: Counter,
     calls_refused: Counters<Word>,
     unread_bytes: Gauge,
+    sqlite_log_bytes: Gauge,
 }
 
 /// 0.1 ms to 26 s.
@@ -184,6 +185,10 @@ impl Metrics {
             unread_bytes: new.metric(
                 "unread_answer_bytes",
                 "Bytes of large answers that clients have not read",
+            ),
+            sqlite_log_bytes: new.metric(
+                "sqlite_log_bytes",
+                "Length of the log beside the SQLite file; 0 on MongoDB",
             ),
             registry,
         }
@@ -417,6 +422,11 @@ impl Metrics {
     /// Records how much of large answers is not read.
     pub(crate) fn unread_bytes(&self, bytes: usize) {
         self.unread_bytes.set(bytes as i64);
+    }
+
+    /// Records how long the log beside the SQLite file is.
+    pub(crate) fn sqlite_log_bytes(&self, bytes: u64) {
+        self.sqlite_log_bytes.set(bytes.try_into().unwrap_or(i64::MAX));
     }
 
     /// Counts a call that was refused: for want of a token or a permission, or because there were too many.

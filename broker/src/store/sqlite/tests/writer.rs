@@ -124,7 +124,7 @@ async fn a_full_disk_fails_all_calls_and_leaves_the_store_whole() {
         }
     };
     store.inner.write(limit(0)).await.unwrap();
-    let large = "x".repeat(100_000);
+    let large = "x".repeat(40_000);
     let calls = (0..8).map(|_| store.push(vec![push_of(&queue, &large)]));
     for answer in futures_util::future::join_all(calls).await {
         assert!(matches!(answer, Err(StoreError::Full { .. })), "{answer:?}");
@@ -194,6 +194,24 @@ async fn sweeps_and_shared_transactions_are_measured() {
     assert!(page().contains("sluicegate_store_batch_items_sum{call=\"push\"} 3.0\n"), "{}", page());
     while page().contains("sluicegate_sweep_duration_seconds_count 0\n") {
         tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+#[tokio::test]
+async fn the_length_of_the_log_is_measured() {
+    let (_folder, path) = file();
+    let store = open(&path).unwrap();
+    let metrics = Arc::new(crate::metrics::Metrics::new());
+    store.measure(&metrics);
+    let queue = queue(&store);
+    store.push(vec![push_of(&queue, &"x".repeat(40_000))]).await.unwrap();
+    let length = || {
+        let page = metrics.encode().unwrap();
+        let line = page.lines().find_map(|line| line.strip_prefix("sluicegate_sqlite_log_bytes "));
+        line.unwrap().parse::<u64>().unwrap()
+    };
+    while length() < 40_000 {
+        tokio::time::sleep(Duration::from_millis(1)).await; // it is read after the answer
     }
 }
 

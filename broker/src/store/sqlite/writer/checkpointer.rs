@@ -112,9 +112,18 @@ impl Checkpointer {
         })
     }
 
-    /// The bytes of the log that are not in the file, as far as is known.
+    /// The bytes of the log, as far as is known.
+    pub(super) fn length(&self) -> u64 {
+        self.bytes(self.log.pages)
+    }
+
+    /// Those that are not in the file.
     pub(super) fn unwritten(&self) -> u64 {
-        u64::try_from(self.log.rest).unwrap_or(0) * u64::from(self.page_size)
+        self.bytes(self.log.rest)
+    }
+
+    fn bytes(&self, pages: i64) -> u64 {
+        u64::try_from(pages).unwrap_or(0) * u64::from(self.page_size)
     }
 
     /// Does what the log needs after a commit of `writer`.
@@ -290,20 +299,47 @@ fn end(file: &StoreFile, error: &dyn std::error::Error) -> ! {
 mod tests {
     use super::*;
 
-    #[test]
-    fn what_is_only_in_the_log_is_known() {
-        let folder = tempfile::tempdir().unwrap();
+    fn started(folder: &tempfile::TempDir) -> (Connection, Checkpointer) {
         let file = Arc::new(StoreFile::lock(&folder.path().join("store.db")).unwrap());
         let writer = file.open_writer().unwrap();
         let mut checkpointer = Checkpointer::start(file).unwrap();
         checkpointer.empty(&writer);
         checkpointer.look_after(&writer);
-        assert_eq!(checkpointer.unwritten(), 0);
+        (writer, checkpointer)
+    }
+
+    fn write_a_page(writer: &Connection) {
         writer.execute_batch("UPDATE meta SET value = value + 1 WHERE key = 'next_id'").unwrap();
+    }
+
+    #[test]
+    fn the_log_and_what_is_only_in_it_are_known() {
+        let folder = tempfile::tempdir().unwrap();
+        let (writer, mut checkpointer) = started(&folder);
+        assert_eq!((checkpointer.length(), checkpointer.unwritten()), (0, 0));
+        write_a_page(&writer);
         checkpointer.look_after(&writer);
-        assert_eq!(checkpointer.unwritten(), 4_096, "one page");
+        assert_eq!((checkpointer.length(), checkpointer.unwritten()), (4_096, 4_096), "one page");
         checkpointer.empty(&writer);
         checkpointer.look_after(&writer);
-        assert_eq!(checkpointer.unwritten(), 0);
+        assert_eq!((checkpointer.length(), checkpointer.unwritten()), (0, 0));
+    }
+
+    #[test]
+    fn a_very_long_log_is_told_at_each_doubling_until_it_begins_anew() {
+        let folder = tempfile::tempdir().unwrap();
+        let (writer, mut checkpointer) = started(&folder);
+        checkpointer.told_at = 2;
+        let mut told_at = Vec::new();
+        for _ in 0..4 {
+            write_a_page(&writer);
+            checkpointer.look_after(&writer);
+            told_at.push(checkpointer.told_at);
+        }
+        assert_eq!(told_at, [2, 4, 4, 8]);
+        checkpointer.empty(&writer);
+        write_a_page(&writer);
+        checkpointer.look_after(&writer);
+        assert_eq!(checkpointer.told_at, VERY_LONG);
     }
 }

@@ -165,6 +165,9 @@ impl Worker {
     fn look_after_log(&mut self) {
         if let Some(checkpointer) = &mut self.checkpointer {
             checkpointer.look_after(&self.conn);
+            if let Some(metrics) = self.metrics.get() {
+                metrics.sqlite_log_bytes(checkpointer.length());
+            }
         }
     }
 
