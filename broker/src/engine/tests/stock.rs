@@ -146,6 +146,8 @@ async fn what_is_returned_is_not_overtaken_by_what_is_in_stock() {
             break gone;
         }
         bench.faults.set("reserve", Fault::None); // nothing is reserved ahead with it
+        let receipts = gone.await.unwrap().unwrap().into_iter().map(|one| one.receipt);
+        bench.engine.commit(receipts.collect()).await.unwrap();
     };
     gone.abort();
     assert!(gone.await.unwrap_err().is_cancelled());
