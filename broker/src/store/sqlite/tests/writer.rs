@@ -124,7 +124,7 @@ async fn a_full_disk_fails_all_calls_and_leaves_the_store_whole() {
         }
     };
     store.inner.write(limit(0)).await.unwrap();
-    let large = "x".repeat(40_000);
+    let large = "x".repeat(100_000);
     let calls = (0..8).map(|_| store.push(vec![push_of(&queue, &large)]));
     for answer in futures_util::future::join_all(calls).await {
         assert!(matches!(answer, Err(StoreError::Full { .. })), "{answer:?}");
