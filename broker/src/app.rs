@@ -88,6 +88,7 @@ fn limits(settings: &Settings) -> Limits {
         failure_defaults: settings.failure_defaults.clone(),
         max_unsent_bytes: settings.bounds.max_unread_bytes,
         drain: (settings.shutdown_grace / 3).min(Duration::from_secs(3)),
+        ..Limits::default()
     }
 }
 

@@ -111,6 +111,8 @@ pub(crate) struct Limits {
     pub poll_max: Duration,
     /// Most bytes that streams are assigned and not sent, as their clients do not read.
     pub max_unsent_bytes: usize,
+    /// How long a large push waits at most until it can go directly.
+    pub max_push_wait: Duration,
     /// How long consumers may take at shutdown to settle the items they hold.
     pub drain: Duration,
     /// Limits and delays of queues that do not set them.
@@ -129,6 +131,7 @@ impl Default for Limits {
             poll_min: Duration::from_secs(1),
             poll_max: Duration::from_secs(15),
             max_unsent_bytes: 256 << 20,
+            max_push_wait: Duration::from_millis(100),
             drain: Duration::from_secs(3),
             failure_defaults: FailureDefaults::default(),
         }

@@ -58,12 +58,20 @@ impl Engine {
         items: Vec<NewItem>,
         producer: Option<ConsumerName>,
     ) -> Result<Vec<Pushed>> {
-        let mut in_flight = self.pushes_in_flight.begin(&queue);
         let mut items: Vec<Push> = items
             .into_iter()
             .map(|item| Push { producer: producer.clone(), ..Push::new(Arc::clone(&queue), item) })
             .collect();
-        let direct = self.begin_direct_push(&mut in_flight, &mut items);
+        let dispatcher = self.dispatcher(&queue.name);
+        let turn =
+            OptionFuture::from(dispatcher.as_ref().map(|of| of.turns.next())).await.flatten();
+        let mut in_flight = self.pushes_in_flight.begin(&queue);
+        let direct = match (&dispatcher, turn) {
+            (Some(dispatcher), Some(turn)) => {
+                self.begin_in_turn(dispatcher, turn, &mut in_flight, &mut items).await
+            }
+            _ => None,
+        };
         let is_awaited = direct.is_none()
             && in_flight.is_alone
             && may_be_found(&items)

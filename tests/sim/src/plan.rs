@@ -90,7 +90,8 @@ const LEASES: [&[(u64, u64)]; 5] =
     [&[LEAST], &[SHORT], &[COMMON, SHARED[0]], &[LONG, SHARED[1]], &[LEAST, SHORT, COMMON, LONG]];
 
 /// Of these lengths of payloads a plan chooses one row. 0: that of the name.
-const PAYLOADS: [&[usize]; 3] = [&[0], &[0, 100, 300, 1_000], &[0, 0, 0, 5_000]];
+const PAYLOADS: [&[usize]; 4] =
+    [&[0], &[0, 100, 300, 1_000], &[0, 0, 0, 5_000], &[0, 0, 0, 0, 0, 0, 0, 40_000]];
 /// Likewise. Some items are larger than a limit, others fill it several at a time.
 const LIMITS_OF_BYTES: [&[u64]; 3] = [&[0], &[0, 50, 1_000], &[400, 2_000, 6_000]];
 

@@ -299,6 +299,14 @@ impl Consumers {
         self.calls_wait() || self.streams.values().any(Stream::demands)
     }
 
+    /// Returns true if a stream may receive so many items and bytes at once, and does not hold all it may. Several items are for a stream
+    /// that is the only one.
+    pub(super) fn have_places(&self, items: usize, bytes: usize) -> bool {
+        let mut streams = self.streams.values().filter(|stream| stream.goes_on());
+        let is_alone = items == 1 || self.streams.len() == 1;
+        is_alone && streams.any(|stream| stream.has_places(items, bytes))
+    }
+
     /// Returns true if no consumer would be idle without a refill: all that want items have work
     /// and little room.
     pub(super) fn can_wait(&self) -> bool {

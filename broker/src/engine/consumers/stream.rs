@@ -293,6 +293,12 @@ impl Stream {
         }
     }
 
+    /// Returns true if the stream does not hold all it may, which is at least so many items and bytes. They are not committed when they are handed out.
+    pub(super) fn has_places(&self, items: usize, bytes: usize) -> bool {
+        let StreamSettings { max_in_flight, max_in_flight_bytes, auto_commit, .. } = self.settings;
+        !auto_commit && !self.is_full() && max_in_flight >= items && max_in_flight_bytes >= bytes
+    }
+
     /// Returns true if the stream can receive an item with so many bytes of payload.
     pub(super) fn has_room_for(&self, payload: usize) -> bool {
         let (max_bytes, may_exceed) = self.wanted_bytes();

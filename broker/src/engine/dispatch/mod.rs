@@ -32,11 +32,18 @@ use crate::{
     store::{Appeared, ConsumerReport},
 };
 
-use self::{announced::Announced, direct::DirectPushes, due::NextDue, polls::Polls};
+use self::{
+    announced::Announced,
+    direct::{DirectPushes, Turns},
+    due::NextDue,
+    polls::Polls,
+};
 
 pub(super) struct Dispatcher {
     queue: QueueName,
     state: Mutex<State>,
+    /// The pushes that are about to begin.
+    pub(super) turns: Turns,
     /// Notified when the loop has something to do.
     wake: Notify,
     /// Notified when streams hold fewer items, for shutdown.
@@ -129,6 +136,7 @@ impl Dispatcher {
         Self {
             queue,
             state: Mutex::new(state),
+            turns: Turns::default(),
             wake: Notify::new(),
             fewer: Notify::new(),
             returning: tokio::sync::Mutex::new(()),

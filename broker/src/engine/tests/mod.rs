@@ -16,6 +16,7 @@ mod schedules;
 mod stock;
 mod streams;
 mod templates;
+mod turns;
 mod unsent;
 mod unused_queues;
 

@@ -10,7 +10,6 @@ use crate::domain::{Queue, QueueName};
 #[derive(Default)]
 pub(in crate::engine) struct PushesInFlight(Mutex<HashMap<QueueName, Count>>);
 
-#[derive(Clone, Copy, Default)]
 struct Count {
     all: usize,
     /// Those of them that are direct.
@@ -21,21 +20,14 @@ impl PushesInFlight {
     /// Counts a push, until the result is dropped.
     pub(in crate::engine) fn begin(&self, queue: &Arc<Queue>) -> PushInFlight<'_> {
         let mut pushes = self.0.lock();
-        let before = if let Some(count) = pushes.get_mut(&queue.name) {
-            let before = *count;
+        let is_alone = if let Some(count) = pushes.get_mut(&queue.name) {
             count.all += 1;
-            before
+            false
         } else {
             pushes.insert(queue.name.clone(), Count { all: 1, direct: 0 });
-            Count::default()
+            true
         };
-        PushInFlight {
-            pushes: self,
-            queue: Arc::clone(queue),
-            is_alone: before.all == 0,
-            others_are_direct: before.all == before.direct,
-            is_direct: false,
-        }
+        PushInFlight { pushes: self, queue: Arc::clone(queue), is_alone, is_direct: false }
     }
 }
 
@@ -46,12 +38,16 @@ pub(in crate::engine) struct PushInFlight<'a> {
     pub(in crate::engine) queue: Arc<Queue>,
     /// True if no earlier push of the queue was in flight.
     pub(in crate::engine) is_alone: bool,
-    /// True if all earlier pushes of the queue that were in flight were direct.
-    pub(super) others_are_direct: bool,
     is_direct: bool,
 }
 
 impl PushInFlight<'_> {
+    /// Returns true if all other pushes of the queue that are in flight are direct. This one is not yet.
+    pub(super) fn others_are_direct(&self) -> bool {
+        let pushes = self.pushes.0.lock();
+        pushes.get(&self.queue.name).is_some_and(|count| count.all == count.direct + 1)
+    }
+
     /// Notes that the push is direct.
     pub(super) fn goes_directly(&mut self) {
         self.is_direct = true;

@@ -5,6 +5,7 @@
 mod behind;
 mod in_flight;
 mod order;
+mod turns;
 
 use std::sync::Arc;
 
@@ -25,6 +26,7 @@ pub(super) use self::behind::UnderWay;
 pub(in crate::engine) use self::in_flight::{PushInFlight, PushesInFlight};
 pub(super) use self::order::DirectPushes;
 use self::order::{Ended, Load};
+pub(in crate::engine) use self::turns::Turns;
 
 /// How many direct pushes are in flight at most that could share documents with others. Of more, group commit makes fewer documents.
 const FEW: usize = 4;
@@ -91,33 +93,35 @@ fn delivery(push: Push, lease: &FirstLease, pushed: &Pushed, now: Timestamp) -> 
 }
 
 impl Engine {
+    /// Returns true if nothing about the items of a push, all of one queue, and about the queue as such keeps them from going directly.
+    fn may_go_directly(&self, pushes: &[Push]) -> bool {
+        let Some(first) = pushes.first() else { return false };
+        let (queue, priority) = (&first.queue, first.item.priority);
+        // Of several priorities the highest is delivered first.
+        let may_go = |item: &NewItem| item.may_start_reserved(queue) && item.priority == priority;
+        !queue.paused
+            && !self.is_draining()
+            && self.signals.healthy()
+            && pushes.iter().all(|push| may_go(&push.item))
+    }
+
     /// Reserves the items of a push, all of one queue, for a stream of this broker, if nothing can be
     /// ahead of the items.
-    pub(in crate::engine) fn begin_direct_push(
+    fn begin_direct_push(
         self: &Arc<Self>,
+        dispatcher: &Arc<Dispatcher>,
         in_flight: &mut PushInFlight<'_>,
         pushes: &mut [Push],
     ) -> Option<DirectPush> {
-        let first = pushes.first()?;
-        let (queue, priority) = (Arc::clone(&first.queue), first.item.priority);
-        if !in_flight.others_are_direct
-            || queue.paused
-            || self.is_draining()
-            || !self.signals.healthy()
-        {
+        if !in_flight.others_are_direct() || !self.may_go_directly(pushes) {
             return None;
         }
-        // Of several priorities the highest is delivered first.
-        let may_go = |item: &NewItem| item.may_start_reserved(&queue) && item.priority == priority;
-        if !pushes.iter().all(|push| may_go(&push.item)) {
-            return None;
-        }
-        let dispatcher = self.dispatcher(&queue.name)?;
         let sizes: Vec<ItemSize> = pushes.iter().map(|push| push.item.size()).collect();
         let token = || LeaseToken::fresh(self.store.broker_id());
         let mark = || self.store.mark();
         let (number, lease) = dispatcher.begin_direct_push(&sizes, self.now(), token, mark)?;
         in_flight.goes_directly();
+        let dispatcher = Arc::clone(dispatcher);
         let place = Place { engine: Arc::clone(self), dispatcher, number, brought: None };
         let direct = DirectPush { place, pushes: pushes.to_vec(), lease: lease.clone() };
         for push in pushes {
