@@ -1,4 +1,4 @@
-//! Runs simulations, each seed in a process of its own: `sim [--seeds N] [--from S] [--seed S] [--fair | --bursts] [--history]`.
+//! Runs simulations, each seed in a process of its own: `sim [--seeds N] [--from S] [--seed S] [--fair | --bursts | --large] [--history]`.
 
 use std::{
     process::{Command, ExitCode, Stdio},
@@ -31,6 +31,7 @@ fn options() -> Option<Options> {
             "--threads" => options.threads = number()? as usize,
             "--fair" => options.weather = Weather::Fair,
             "--bursts" => options.weather = Weather::Bursts,
+            "--large" => options.weather = Weather::LargeBursts,
             "--history" => options.shows_history = true,
             _ => return None,
         }
@@ -41,7 +42,7 @@ fn options() -> Option<Options> {
 fn main() -> ExitCode {
     let Some(options) = options() else {
         eprintln!(
-            "sim [--seeds N] [--from S] [--seed S] [--threads N] [--fair | --bursts] [--history]"
+            "sim [--seeds N] [--from S] [--seed S] [--threads N] [--fair | --bursts | --large] [--history]"
         );
         return ExitCode::FAILURE;
     };
@@ -114,6 +115,7 @@ fn run_apart(seed: u64, options: &Options) -> (String, bool) {
     match options.weather {
         Weather::Fair => _ = child.arg("--fair"),
         Weather::Bursts => _ = child.arg("--bursts"),
+        Weather::LargeBursts => _ = child.arg("--large"),
         Weather::Seeded => {}
     }
     if options.shows_history {

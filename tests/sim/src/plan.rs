@@ -72,6 +72,8 @@ pub enum Weather {
     /// The same, but all producers push several batches at a time on a stream, most of them of plain items, and all consumers are streams: these are what
     /// direct delivery is for.
     Bursts,
+    /// The same with large payloads among them: their pushes wait until they can go directly.
+    LargeBursts,
 }
 
 /// The least that a broker takes: such a lease has lapsed by the time many a settle arrives.
@@ -90,8 +92,8 @@ const LEASES: [&[(u64, u64)]; 5] =
     [&[LEAST], &[SHORT], &[COMMON, SHARED[0]], &[LONG, SHARED[1]], &[LEAST, SHORT, COMMON, LONG]];
 
 /// Of these lengths of payloads a plan chooses one row. 0: that of the name.
-const PAYLOADS: [&[usize]; 4] =
-    [&[0], &[0, 100, 300, 1_000], &[0, 0, 0, 5_000], &[0, 0, 0, 0, 0, 0, 0, 40_000]];
+const PAYLOADS: [&[usize]; 3] = [&[0], &[0, 100, 300, 1_000], &[0, 0, 0, 5_000]];
+const LARGE_PAYLOADS: &[usize] = &[0, 0, 40_000];
 /// Likewise. Some items are larger than a limit, others fill it several at a time.
 const LIMITS_OF_BYTES: [&[u64]; 3] = [&[0], &[0, 50, 1_000], &[400, 2_000, 6_000]];
 
@@ -111,7 +113,7 @@ pub(crate) const SCRATCH: &str = "scratch";
 impl Plan {
     /// Whether clients are streams, and batches come several at a time.
     pub(crate) fn has_bursts(&self) -> bool {
-        self.weather == Weather::Bursts
+        matches!(self.weather, Weather::Bursts | Weather::LargeBursts)
     }
 
     pub(crate) fn of(dice: &Dice, weather: Weather) -> Self {
@@ -134,7 +136,10 @@ impl Plan {
                 .collect(),
             leases: dice.one_of(&LEASES).copied().unwrap_or(&[COMMON]),
             close_calls: *dice.one_of(&[0.0, 0.1, 0.5]).unwrap_or(&0.1),
-            payloads: dice.one_of(&PAYLOADS).copied().unwrap_or(&[0]),
+            payloads: match dice.one_of(&PAYLOADS) {
+                _ if weather == Weather::LargeBursts => LARGE_PAYLOADS,
+                lengths => lengths.copied().unwrap_or(&[0]),
+            },
             limits_of_bytes: dice.one_of(&LIMITS_OF_BYTES).copied().unwrap_or(&[0]),
             push_pause: *dice.one_of(&[200, 800, 3_000]).unwrap_or(&800),
             hang_ups: rate(0.05),
