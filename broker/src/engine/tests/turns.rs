@@ -21,6 +21,15 @@ async fn bench_with_waits(max_push_wait: Duration) -> Bench {
     bench_with(Limits { max_push_wait, ..rare_polls() }).await
 }
 
+/// A bench with an idle stream, in which pushes are stored and do not end.
+async fn bench_that_holds_pushes(max_push_wait: Duration) -> (Bench, Subscription) {
+    let bench = bench_with_waits(max_push_wait).await;
+    let mut stream = bench.stream().await;
+    idle(&bench, &mut stream).await;
+    bench.faults.set("push", Fault::HeldAfter);
+    (bench, stream)
+}
+
 impl Bench {
     fn push_items(&self, items: Vec<NewItem>) -> BoxFuture<'_, ()> {
         let pushing =
@@ -44,11 +53,8 @@ impl Bench {
 
 #[tokio::test]
 async fn a_large_push_waits_for_one_that_does_not_go_directly() {
-    let bench = bench_with_waits(FOREVER).await;
-    let mut stream = bench.stream().await;
-    idle(&bench, &mut stream).await;
+    let (bench, mut stream) = bench_that_holds_pushes(FOREVER).await;
     let (begun, done) = (bench.faults.begun("push"), bench.faults.done("push"));
-    bench.faults.set("push", Fault::HeldAfter);
     let looking = async {
         bench.faults.until_done("push", done + 1).await;
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -70,11 +76,8 @@ async fn a_large_push_waits_for_one_that_does_not_go_directly() {
 /// What one caller pushes stays in its order.
 #[tokio::test]
 async fn a_small_push_does_not_overtake_a_large_one_that_waits() {
-    let bench = bench_with_waits(FOREVER).await;
-    let mut stream = bench.stream().await;
-    idle(&bench, &mut stream).await;
+    let (bench, mut stream) = bench_that_holds_pushes(FOREVER).await;
     let done = bench.faults.done("push");
-    bench.faults.set("push", Fault::HeldAfter);
     let looking = async {
         bench.faults.until_done("push", done + 1).await;
         bench.faults.set("push", Fault::None);
@@ -86,11 +89,8 @@ async fn a_small_push_does_not_overtake_a_large_one_that_waits() {
 
 #[tokio::test]
 async fn a_large_push_waits_for_a_limited_time() {
-    let bench = bench_with_waits(Duration::from_millis(20)).await;
-    let mut stream = bench.stream().await;
-    idle(&bench, &mut stream).await;
+    let (bench, mut stream) = bench_that_holds_pushes(Duration::from_millis(20)).await;
     let done = bench.faults.done("push");
-    bench.faults.set("push", Fault::HeldAfter);
     let looking = async {
         bench.faults.until_done("push", done + 2).await;
         let items = bench.items().await;
@@ -103,11 +103,8 @@ async fn a_large_push_waits_for_a_limited_time() {
 
 #[tokio::test]
 async fn a_push_that_nobody_waits_for_any_more_holds_up_no_other() {
-    let bench = bench_with_waits(FOREVER).await;
-    let mut stream = bench.stream().await;
-    idle(&bench, &mut stream).await;
+    let (bench, mut stream) = bench_that_holds_pushes(FOREVER).await;
     let (begun, done) = (bench.faults.begun("push"), bench.faults.done("push"));
-    bench.faults.set("push", Fault::HeldAfter);
     let given_up = async {
         bench.faults.until_done("push", done + 1).await;
         tokio::select! {

@@ -69,9 +69,12 @@ impl Engine {
         pushes: &mut [Push],
     ) -> Option<DirectPush> {
         let direct = self.begin_direct_push(dispatcher, in_flight, pushes);
-        let bytes: usize = pushes.iter().map(|push| push.item.payload.len()).sum();
-        if direct.is_some() || bytes < LARGE || !turn.may_wait() {
+        if direct.is_some() || !turn.may_wait() {
             return direct;
+        }
+        let bytes: usize = pushes.iter().map(|push| push.item.payload.len()).sum();
+        if bytes < LARGE {
+            return None;
         }
         let until = Instant::now() + self.limits.max_push_wait;
         while self.may_go_directly(pushes) && dispatcher.may_take_soon(pushes.len(), bytes) {
