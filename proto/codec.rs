@@ -20,10 +20,10 @@ use tonic::{
     Code, Status,
     codec::{BufferSettings, Codec, DecodeBuf, Decoder},
 };
-use tonic_prost::{ProstCodec, ProstDecoder, ProstEncoder};
+use tonic_prost::ProstDecoder;
 use tonic_types::{ErrorDetails, StatusExt};
 
-use crate::FILE_DESCRIPTOR_SET;
+use crate::{FILE_DESCRIPTOR_SET, encoder::ScratchEncoder};
 
 /// The most entries of one repeated field: items, receipts, ids.
 pub const MAX_ENTRIES: usize = 1_000;
@@ -66,11 +66,11 @@ where
 {
     type Encode = T;
     type Decode = U;
-    type Encoder = ProstEncoder<T>;
+    type Encoder = ScratchEncoder<T>;
     type Decoder = CountingDecoder<U>;
 
     fn encoder(&mut self) -> Self::Encoder {
-        ProstCodec::<T, U>::default().encoder()
+        ScratchEncoder::default()
     }
 
     fn decoder(&mut self) -> Self::Decoder {

@@ -1,11 +1,13 @@
 //! Messages, clients and servers generated from `sluicegate/v1/*.proto`, and from KEDA's protocol for scalers.
 //!
 //! The proto files beside this one are the API's documentation and its source. `build.rs` generates
-//! everything here from them, but for what both ends of a connection share: [`backoff`], [`codec`], [`deadline`], [`gathered`].
+//! everything here from them, but for what both ends of a connection share: [`backoff`], [`codec`], [`encoder`], [`deadline`],
+//! [`gathered`].
 
 pub mod backoff;
 pub mod codec;
 pub mod deadline;
+pub mod encoder;
 pub mod gathered;
 mod reason;
 

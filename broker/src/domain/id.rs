@@ -32,6 +32,15 @@ macro_rules! twelve_bytes {
         #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub struct $type(pub [u8; 12]);
 
+        impl $type {
+            /// Returns the digits.
+            pub fn to_text(self) -> String {
+                let mut digits = vec![0; 24];
+                write_hex(&self.0, &mut digits);
+                String::from_utf8(digits).unwrap_or_default() // digits are text
+            }
+        }
+
         impl fmt::Display for $type {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 let mut digits = [0; 24];

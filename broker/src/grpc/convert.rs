@@ -28,7 +28,7 @@ pub(super) fn timestamp(at: Timestamp) -> prost_types::Timestamp {
 
 pub(super) fn pushed(pushed: Vec<Pushed>) -> Vec<pb::PushResult> {
     let result = |pushed: Pushed| pb::PushResult {
-        id: pushed.id.to_string(),
+        id: pushed.id.to_text(),
         deduplicated: pushed.deduplicated,
         sequence: pushed.sequence.unwrap_or(0),
     };
@@ -47,8 +47,8 @@ pub(super) fn item_state(state: ItemState) -> pb::ItemState {
 
 pub(super) fn item(item: Item) -> pb::Item {
     pb::Item {
-        id: item.id.to_string(),
-        queue: item.queue.to_string(),
+        id: item.id.to_text(),
+        queue: item.queue.as_str().to_owned(),
         payload: item.payload,
         content_type: item.content_type,
         headers: item.headers.into_iter().collect(),
@@ -63,8 +63,8 @@ pub(super) fn item(item: Item) -> pb::Item {
         eligible_time: item.eligible_time.map(timestamp),
         expire_time: item.expire_time.map(timestamp),
         process_time: item.process_time.map(timestamp),
-        producer: item.producer.map(|name| name.to_string()).unwrap_or_default(),
-        consumer: item.consumer.map(|name| name.to_string()).unwrap_or_default(),
+        producer: item.producer.map(|name| name.as_str().to_owned()).unwrap_or_default(),
+        consumer: item.consumer.map(|name| name.as_str().to_owned()).unwrap_or_default(),
         last_reason: item.last_reason,
         origin_queue: item.origin_queue.map(|name| name.to_string()).unwrap_or_default(),
         due_time: item.due_time.map(timestamp),

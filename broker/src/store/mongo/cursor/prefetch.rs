@@ -27,7 +27,7 @@ const GOOD_FOR: Duration = Duration::from_millis(100);
 /// Items of one queue that were found and not yet handed out, in order.
 #[derive(Default)]
 pub(crate) struct Prefetch {
-    items: VecDeque<Stored>,
+    items: VecDeque<Box<Stored>>,
     bytes: usize,
     /// Time of the find.
     found: Option<Instant>,
@@ -65,7 +65,7 @@ impl Prefetch {
     }
 
     /// Notes the result of a find. `more` is true if it left items of the highest priority behind.
-    pub(crate) fn found(&mut self, items: &[Stored], more: bool) {
+    pub(crate) fn found(&mut self, items: &[Box<Stored>], more: bool) {
         self.forget();
         self.found = Some(Instant::now());
         self.largest = items.iter().map(|item| item.payload.len()).max().unwrap_or_default();
@@ -73,12 +73,12 @@ impl Prefetch {
     }
 
     /// Takes the first `wanted` items, or none if a find is needed.
-    pub(crate) fn take(&mut self, wanted: usize) -> Vec<Stored> {
+    pub(crate) fn take(&mut self, wanted: usize) -> Vec<Box<Stored>> {
         if self.items.len() < wanted || self.found.is_none_or(|at| at.elapsed() >= GOOD_FOR) {
             self.forget();
             return Vec::new();
         }
-        let taken: Vec<Stored> = self.items.drain(..wanted).collect();
+        let taken: Vec<Box<Stored>> = self.items.drain(..wanted).collect();
         self.bytes -= taken.iter().map(|item| item.payload.len()).sum::<usize>();
         taken
     }
@@ -90,13 +90,13 @@ impl Prefetch {
         if !self.more || self.items.len() + rest >= wanted || bytes > MAX_BYTES {
             return None;
         }
-        let Stored { priority, when, .. } = *self.items.back().unwrap_or(last);
-        let document = self.items.back().unwrap_or(last).document();
+        let last = self.items.back().map_or(last, |last| &**last);
+        let (priority, when, document) = (last.priority, last.when, last.document());
         Some(End { priority, when, document, generation: self.generation })
     }
 
     /// Adds items that were read behind `end`, unless others were dropped since. `more` as in [`Prefetch::found`].
-    pub(crate) fn append(&mut self, end: End, items: Vec<Stored>, more: bool) {
+    pub(crate) fn append(&mut self, end: End, items: Vec<Box<Stored>>, more: bool) {
         if self.generation != end.generation {
             return;
         }
@@ -109,12 +109,12 @@ impl Prefetch {
 
     /// Returns items that were not handed out to the front. Only items of the highest priority in `used` that nobody
     /// held are kept, up to the first other item, because none of them may overtake that one.
-    pub(crate) fn restore(&mut self, items: Vec<Stored>, used: PrioritySet) {
+    pub(crate) fn restore(&mut self, items: Vec<Box<Stored>>, used: PrioritySet) {
         let fits = |item: &Stored| item.lock.is_none() && used.highest() == Some(item.priority);
-        if !items.iter().all(fits) {
+        if !items.iter().all(|item| fits(item)) {
             self.forget();
         }
-        let kept: Vec<Stored> = items.into_iter().take_while(fits).collect();
+        let kept: Vec<Box<Stored>> = items.into_iter().take_while(|item| fits(item)).collect();
         self.bytes += kept.iter().map(|item| item.payload.len()).sum::<usize>();
         for item in kept.into_iter().rev() {
             self.items.push_front(item);
@@ -163,14 +163,14 @@ mod tests {
     use super::*;
     use crate::domain::{LeaseToken, PrioritySet};
 
-    fn item(priority: i32, when: i64) -> Stored {
-        let mut item = Stored::default();
+    fn item(priority: i32, when: i64) -> Box<Stored> {
+        let mut item = Box::<Stored>::default();
         (item.priority, item.when) = (priority, when);
         item.payload = Bytes::from_static(b"work");
         item
     }
 
-    fn items(priority: i32, whens: std::ops::Range<i64>) -> Vec<Stored> {
+    fn items(priority: i32, whens: std::ops::Range<i64>) -> Vec<Box<Stored>> {
         whens.map(|when| item(priority, when)).collect()
     }
 
@@ -280,7 +280,7 @@ mod tests {
 
     #[test]
     fn only_items_of_the_highest_priority_that_nobody_held_are_kept() {
-        let kept = |items: Vec<Stored>, used| {
+        let kept = |items: Vec<Box<Stored>>, used| {
             let mut prefetch = prefetch(50..52);
             prefetch.restore(items, used);
             whens(&prefetch)

@@ -191,7 +191,7 @@ impl QueueCursor {
     }
 
     /// Notes the result of a find. `more` is true if it left items of the highest priority behind.
-    pub(crate) fn found(&self, items: &[Stored], more: bool) {
+    pub(crate) fn found(&self, items: &[Box<Stored>], more: bool) {
         let bytes: usize = items.iter().map(|item| item.payload.len()).sum();
         if let Some(each) = bytes.checked_div(items.len()) {
             self.bytes_per_item.store(each.max(1), Ordering::Relaxed);
@@ -211,7 +211,7 @@ impl QueueCursor {
     }
 
     /// Takes the first prefetched items, or none if a find is needed.
-    pub(crate) fn take_prefetched(&self, wanted: usize) -> Vec<Stored> {
+    pub(crate) fn take_prefetched(&self, wanted: usize) -> Vec<Box<Stored>> {
         self.state.lock().prefetch.take(wanted)
     }
 
@@ -223,12 +223,12 @@ impl QueueCursor {
     }
 
     /// Adds items that were read behind `end`. They must not be taken before [`QueueCursor::restore`].
-    pub(crate) fn append(&self, end: End, items: Vec<Stored>, more: bool) {
+    pub(crate) fn append(&self, end: End, items: Vec<Box<Stored>>, more: bool) {
         self.state.lock().prefetch.append(end, items, more);
     }
 
     /// Keeps the items that were found and not handed out, unless something got ahead of them since the scan began.
-    pub(crate) fn restore(&self, items: Vec<Stored>) {
+    pub(crate) fn restore(&self, items: Vec<Box<Stored>>) {
         let mut state = self.state.lock();
         let State { prefetch, used, rewound, .. } = &mut *state;
         prefetch.restore(items, *used);

@@ -141,9 +141,9 @@ async fn hand_out(
         (Vec::with_capacity(places.len()), Vec::with_capacity(places.len()));
     for (at, item) in std::mem::take(&mut found.items).into_iter().enumerate() {
         match queue.triage(item.at_head(), now) {
-            Triage::Expired => expired.push(item),
+            Triage::Expired => expired.push(*item),
             Triage::AtLimit { reason, failed_attempts } => {
-                dead.push(Failed { item, reason, attempts: failed_attempts });
+                dead.push(Failed { item: *item, reason, attempts: failed_attempts });
             }
             Triage::Live { attempt } => {
                 good.push(item);
@@ -157,7 +157,7 @@ async fn hand_out(
         let reserved = Reserved { more: true, limit_unknown: true, ..Reserved::default() };
         return Ok(Handover { reserved, claim: None });
     }
-    let sizes: Vec<ItemSize> = good.iter().map(Stored::size).collect();
+    let sizes: Vec<ItemSize> = good.iter().map(|item| item.size()).collect();
     let assigned = assign(&sizes, demands);
     let left: Vec<(i32, i64)> = good_at[assigned.len()..].iter().map(|at| places[*at]).collect();
     let rest = good.split_off(assigned.len());
@@ -243,7 +243,7 @@ struct Lease {
 async fn claim(
     place: &Place<'_>,
     demands: &[Demand],
-    items: Vec<Stored>,
+    items: Vec<Box<Stored>>,
     attempts: &[u32],
     assigned: &[usize],
     now: Timestamp,
@@ -311,7 +311,7 @@ async fn claim(
         }
         cached_leases.push((id, lease.cached(&item, now)));
         let consumer = demands[demand].consumer.as_ref();
-        deliveries.push((demand, lease.delivery(item, queue, consumer, now)?));
+        deliveries.push((demand, lease.delivery(*item, queue, consumer, now)?));
     }
     inner.lease_cache.add(cached_leases, now);
     Ok((deliveries, claim))
@@ -417,17 +417,17 @@ fn change(alike: &Alike, token: LeaseToken, now: Timestamp) -> Document {
 async fn won(
     inner: &Inner,
     group: &Group,
-    items: &[Stored],
+    items: &[Box<Stored>],
     parts: &IdMap<ItemId, Part>,
     tokens: impl Iterator<Item = LeaseToken> + Clone,
 ) -> Result<IdSet<ItemId>> {
     let segments = segment::claim::won(inner, group, parts.keys().copied(), tokens.clone());
     let mut won: IdSet<ItemId> =
         if parts.is_empty() { IdSet::default() } else { segments.await?.into_iter().collect() };
-    let shared = items.iter().filter(|item| item.segment.is_some()).map(Stored::id);
+    let shared = items.iter().filter(|item| item.segment.is_some()).map(|item| item.id());
     let shared: Vec<ItemId> = shared.filter(|id| won.contains(&id.block().0)).collect();
     won.extend(shared);
-    let singles = items.iter().filter(|item| item.segment.is_none()).map(Stored::id);
+    let singles = items.iter().filter(|item| item.segment.is_none()).map(|item| item.id());
     let tokens: RawArrayBuf = tokens.map(token_oid).collect();
     let command = rawdoc! {
         "find": group.items.name(),

@@ -51,7 +51,7 @@ pub(crate) enum Extent {
 
 /// The result of a scan.
 pub(crate) struct Found {
-    pub(crate) items: Vec<Stored>,
+    pub(crate) items: Vec<Box<Stored>>,
     pub(crate) extent: Extent,
     /// The range of the scan.
     look: Scan,
@@ -242,12 +242,8 @@ impl Place<'_> {
 }
 
 /// A document at the head of a queue.
-#[expect(
-    clippy::large_enum_variant,
-    reason = "there are many items, which are not to be allocated one by one"
-)]
 enum Head {
-    Item(Stored),
+    Item(Box<Stored>),
     /// A segment, with its ready items if they were read along.
     Segment(Segment, Option<Opened>),
 }
@@ -255,7 +251,7 @@ enum Head {
 impl Head {
     fn read(document: &RawDocument, contents: bool) -> Result<Self> {
         if !Segment::is_one(document) {
-            return Ok(Self::Item(Stored::read(document)?));
+            return Ok(Self::Item(Box::new(Stored::read(document)?)));
         }
         let segment = Segment::read(document)?;
         let opened = if contents { Some(Opened::read(&segment, document, 0)?) } else { None };

@@ -42,7 +42,7 @@ pub(crate) fn is_too_few(wanted: usize, n: usize, claims: usize) -> bool {
 
 /// The ready items of a segment, in order, as far as they were read.
 pub(crate) struct Opened {
-    pub(crate) items: Vec<Stored>,
+    pub(crate) items: Vec<Box<Stored>>,
     /// There are no more.
     pub(crate) whole: bool,
 }
@@ -79,7 +79,7 @@ impl Opened {
         for (place, content) in contents(document).enumerate().skip(segment.head - first) {
             let at = first + place;
             if !segment.done.contains(at) {
-                let mut item = segment.item(at, Some(&content))?;
+                let mut item = Box::new(segment.item(at, Some(&content))?);
                 item.segment = Some(Arc::clone(&seen));
                 items.push(item);
             }

@@ -59,7 +59,8 @@ pub(crate) async fn expand(
     let (mut opened, mut tried, mut bytes) = (HashMap::new(), HashSet::new(), 0);
     for segments in segments.chunks(STEP) {
         let some = open(inner, group, segments.iter().copied(), ItemId::MAX_OFFSET).await?;
-        bytes += some.values().flat_map(|segment| &segment.items).map(payload).sum::<usize>();
+        let items = some.values().flat_map(|segment| &segment.items);
+        bytes += items.map(|item| item.payload.len()).sum::<usize>();
         opened.extend(some);
         tried.extend(segments.iter().copied());
         if bytes >= PAGE_BYTES {
@@ -75,7 +76,7 @@ pub(crate) async fn expand(
         if document.ready_inside.is_none() {
             items.push(document);
         } else if let Some(segment) = opened.remove(&document.id()) {
-            items.extend(segment.items);
+            items.extend(segment.items.into_iter().map(|item| *item));
         }
     }
     if let Some(after) = after {
