@@ -10,11 +10,12 @@ use tonic::{
     codec::{EncodeBuf, Encoder},
 };
 
-/// Messages of up to so many bytes are encoded apart, and copied. Larger ones are payload for the most part.
-const SCRATCH: usize = 256 << 10;
+/// Messages of up to so many bytes are encoded apart, and copied: a thousand items of some hundred bytes. Larger ones are payload for the
+/// most part.
+const SCRATCH: usize = 512 << 10;
 
 thread_local! {
-    /// One for each thread, because no call is left in the middle of a message.
+    /// One for each thread, because no call is left in the middle of a message. Zeros take no memory before something is written over them.
     static APART: RefCell<Box<[u8]>> = RefCell::new(vec![0; SCRATCH].into());
 }
 
