@@ -18,12 +18,19 @@ use super::Timestamp;
 
 /// Writes bytes as hexadecimal digits, two for each byte; `digits` must be twice as long. Ids and receipts of
 /// every item pass through this function. Writing byte by byte through `fmt` would cost as much as the rest of a receipt.
-pub(super) fn write_hex(bytes: &[u8], digits: &mut [u8]) {
+fn write_hex(bytes: &[u8], digits: &mut [u8]) {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     for (byte, pair) in bytes.iter().zip(digits.chunks_exact_mut(2)) {
         pair[0] = DIGITS[usize::from(byte >> 4)];
         pair[1] = DIGITS[usize::from(byte & 15)];
     }
+}
+
+/// Returns bytes as hexadecimal digits.
+pub(super) fn hex_text(bytes: &[u8]) -> String {
+    let mut digits = vec![0; bytes.len() * 2];
+    write_hex(bytes, &mut digits);
+    String::from_utf8(digits).unwrap_or_default() // digits are text
 }
 
 macro_rules! twelve_bytes {
@@ -35,9 +42,7 @@ macro_rules! twelve_bytes {
         impl $type {
             /// Returns the digits.
             pub fn to_text(self) -> String {
-                let mut digits = vec![0; 24];
-                write_hex(&self.0, &mut digits);
-                String::from_utf8(digits).unwrap_or_default() // digits are text
+                hex_text(&self.0)
             }
         }
 

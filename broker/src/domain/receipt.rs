@@ -2,7 +2,7 @@
 
 use super::{
     GroupName, Invalid, ItemId, LeaseToken, QueueName,
-    id::write_hex,
+    id::hex_text,
     receipt_key::{Mac, ReceiptKeys},
 };
 
@@ -61,9 +61,7 @@ impl Receipt {
         let (number, mac) = keys.sign(&bytes);
         bytes.extend_from_slice(&number.to_be_bytes());
         bytes.extend_from_slice(&mac);
-        let mut text = vec![0; bytes.len() * 2];
-        write_hex(&bytes, &mut text);
-        String::from_utf8(text).unwrap_or_default() // digits are text
+        hex_text(&bytes)
     }
 
     /// Parses a receipt; `field` is the caller's name for it.

@@ -1,7 +1,7 @@
 //! Texts that clients carry and cannot read: what a page token says of entries that its caller may not see.
 
 use super::{
-    id::write_hex,
+    id::hex_text,
     receipt::hex,
     receipt_key::{Mac, ReceiptKeys},
 };
@@ -20,10 +20,7 @@ impl ReceiptKeys {
     pub fn seal(&self, text: &str) -> String {
         let (number, mac) = self.sign(&[SEALED, text.as_bytes()].concat());
         let masked = self.masked(number, &mac, text.as_bytes()).unwrap_or_default();
-        let bytes = [&number.to_be_bytes()[..], &mac, &masked].concat();
-        let mut sealed = vec![0; bytes.len() * 2];
-        write_hex(&bytes, &mut sealed);
-        String::from_utf8(sealed).unwrap_or_default() // digits are text
+        hex_text(&[&number.to_be_bytes()[..], &mac, &masked].concat())
     }
 
     /// Returns the text that was sealed; `None` if this is no sealed text.

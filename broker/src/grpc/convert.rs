@@ -66,7 +66,7 @@ pub(super) fn item(item: Item) -> pb::Item {
         producer: item.producer.map(|name| name.as_str().to_owned()).unwrap_or_default(),
         consumer: item.consumer.map(|name| name.as_str().to_owned()).unwrap_or_default(),
         last_reason: item.last_reason,
-        origin_queue: item.origin_queue.map(|name| name.to_string()).unwrap_or_default(),
+        origin_queue: item.origin_queue.map(|name| name.as_str().to_owned()).unwrap_or_default(),
         due_time: item.due_time.map(timestamp),
         dead_letter_time: item.dead_letter_time.map(timestamp),
         dead_letter_attempts: i32::try_from(item.dead_letter_attempts).unwrap_or(i32::MAX),

@@ -60,7 +60,7 @@ pub(crate) async fn expand(
     for segments in segments.chunks(STEP) {
         let some = open(inner, group, segments.iter().copied(), ItemId::MAX_OFFSET).await?;
         let items = some.values().flat_map(|segment| &segment.items);
-        bytes += items.map(|item| item.payload.len()).sum::<usize>();
+        bytes += items.map(|item| payload(item)).sum::<usize>();
         opened.extend(some);
         tried.extend(segments.iter().copied());
         if bytes >= PAGE_BYTES {
