@@ -109,6 +109,7 @@ fn stored_deliveries() -> Vec<domain::Delivery> {
             lease_expire_time,
             previous_eligible_time,
             former_lease: None,
+            tag: 0,
         }
     };
     (0..ITEMS).map(delivery).collect()

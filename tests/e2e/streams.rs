@@ -3,9 +3,9 @@
 use std::{collections::VecDeque, time::Duration};
 
 use sluicegate_proto::v1::{
-    CommitRequest, ConsumeRequest, ConsumeStreamRequest, ConsumeStreamResponse, Delivery,
-    ExtendRequest, Flow, ItemState, Outcome, RollbackItem, RollbackRequest,
-    consume_stream_request::Action, consume_stream_response::Event,
+    CommitRequest, CommitUpTo, CommitUpToResponse, ConsumeRequest, ConsumeStreamRequest,
+    ConsumeStreamResponse, Delivery, ExtendRequest, Flow, ItemState, Outcome, RollbackItem,
+    RollbackRequest, consume_stream_request::Action, consume_stream_response::Event,
 };
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -20,6 +20,8 @@ on_both_backends!(
     one_stream_carries_all_deliveries_and_answers,
     a_flow_of_zero_halts_and_a_greater_one_resumes,
     requests_of_one_receipt_take_effect_in_the_order_sent,
+    one_request_commits_all_items_up_to_one,
+    with_commits_up_to_one_each_item_is_delivered_once,
     a_half_closed_stream_answers_all_and_ends,
     the_items_of_a_broken_stream_are_rolled_back,
     a_refused_request_is_answered_and_the_stream_continues,
@@ -110,6 +112,17 @@ impl Session {
         self.send(commit(deliveries)).await;
         match self.answer().await {
             Event::Settled(settled) => outcomes(&settled.results),
+            other => panic!("not {other:?}"),
+        }
+    }
+
+    /// Commits all items up to the one with this tag. Returns how many were committed.
+    async fn commit_up_to(&mut self, delivery_tag: i64) -> i32 {
+        self.send(Action::CommitUpTo(CommitUpTo { delivery_tag })).await;
+        match self.answer().await {
+            Event::CommittedUpTo(CommitUpToResponse {
+                committed, not_committed_size: 0, ..
+            }) => committed,
             other => panic!("not {other:?}"),
         }
     }
@@ -261,6 +274,103 @@ async fn requests_of_one_receipt_take_effect_in_the_order_sent(backend: Backend)
         let after = if number % 2 == 0 { Outcome::Gone } else { Outcome::LeaseLost };
         assert_eq!(seen, [Outcome::Ok, Outcome::Ok, after, after], "item {number}");
     }
+}
+
+async fn one_request_commits_all_items_up_to_one(backend: Backend) {
+    let store = backend.store();
+    let broker = store.launch().without_poll().start().await;
+    let api = broker.api().await;
+    api.push("work", &["a", "b", "c", "d", "e"]).await;
+    let mut session = Session::of_work(&api, 5).await;
+    let taken = session.take(5).await;
+    let tags = |taken: &[Delivery]| taken.iter().map(|one| one.delivery_tag).collect::<Vec<_>>();
+    assert_eq!(tags(&taken), [1, 2, 3, 4, 5]);
+    // What the consumer settles by its receipt is left out, though both are sent at once.
+    session.send(rollback(&taken[1], "not yet")).await;
+    session.send(Action::CommitUpTo(CommitUpTo { delivery_tag: 4 })).await;
+    session.send(extend(&taken[3], LONG)).await;
+    let answers = [session.answer().await, session.answer().await, session.answer().await];
+    let [Event::Settled(settled), Event::CommittedUpTo(up_to), Event::Extended(extended)] = answers
+    else {
+        panic!("not {answers:?}");
+    };
+    assert_eq!(outcomes(&settled.results), [Outcome::Ok]);
+    assert_eq!(up_to, CommitUpToResponse { committed: 3, ..Default::default() });
+    assert_eq!(extended.results[0].outcome(), Outcome::Gone, "it is committed before");
+    let again = session.take(1).await;
+    assert_eq!((payloads(&again), tags(&again)), (vec!["b".to_owned()], vec![6]));
+    assert_eq!(session.commit_up_to(4).await, 0, "nothing is left up to there");
+    for delivery_tag in [0, -1, 7, i64::MAX] {
+        session.send(Action::CommitUpTo(CommitUpTo { delivery_tag })).await;
+        match session.answer().await {
+            Event::Error(error) => {
+                assert_eq!(Code::from_i32(error.code), Code::InvalidArgument, "{error:?}");
+                assert!(error.message.contains("1 to 6"), "{error:?}");
+            }
+            other => panic!("not {other:?}"),
+        }
+    }
+    assert_eq!(session.commit_up_to(6).await, 2);
+    api.until_stats("work", |stats| (stats.ready, stats.reserved) == (0, 0)).await;
+    // A rollback that is refused does not become a commit.
+    api.push("work", &["f"]).await;
+    let last = session.next().await;
+    let never = RollbackItem {
+        receipt: last.receipt.clone(),
+        delay: duration(Duration::from_secs(1)),
+        dead_letter: true,
+        ..RollbackItem::default()
+    };
+    session.send(Action::Rollback(RollbackRequest { items: vec![never] })).await;
+    session.send(Action::CommitUpTo(CommitUpTo { delivery_tag: last.delivery_tag })).await;
+    assert!(matches!(session.answer().await, Event::Error(_)));
+    assert_eq!(session.answer().await, Event::CommittedUpTo(CommitUpToResponse::default()));
+    drop(session);
+    // Calls give no tags, nor do streams that commit by themselves.
+    let again = api.reserve_one("work", Duration::from_secs(100)).await;
+    assert_eq!((tags(std::slice::from_ref(&again)), text(&again)), (vec![0], "f".to_owned()));
+    api.push("work", &["g"]).await;
+    let auto_commit =
+        ConsumeRequest { queue: "work".to_owned(), auto_commit: true, ..Default::default() };
+    let mut session = Session::open(&api, auto_commit).await;
+    assert!(matches!(session.answer().await, Event::Opened(_)));
+    assert_eq!(tags(&[session.next().await]), [0]);
+    session.send(Action::CommitUpTo(CommitUpTo { delivery_tag: 1 })).await;
+    assert!(matches!(session.answer().await, Event::Error(_)));
+}
+
+async fn with_commits_up_to_one_each_item_is_delivered_once(backend: Backend) {
+    const ITEMS: usize = 5_000;
+    let store = backend.store();
+    let broker = store.launch().without_poll().start().await;
+    let api = broker.api().await;
+    let names: Vec<String> = (0..ITEMS).map(|item| format!("{item:04}")).collect();
+    for batch in names.chunks(500) {
+        api.push("work", &batch.iter().map(String::as_str).collect::<Vec<_>>()).await;
+    }
+    let mut session = Session::of_work(&api, 700).await;
+    let (mut received, mut committed, mut asked) = (Vec::new(), 0, 0);
+    while committed < ITEMS {
+        match session.event().await.expect("an open stream").expect("an event") {
+            Event::Deliveries(message) => {
+                received.extend(payloads(&message.deliveries));
+                let delivery_tag = message.deliveries.last().expect("a delivery").delivery_tag;
+                assert_eq!(delivery_tag, i64::try_from(received.len()).expect("few"));
+                // Requests do not wait for the answers to those before.
+                session.send(Action::CommitUpTo(CommitUpTo { delivery_tag })).await;
+                asked += 1;
+            }
+            Event::CommittedUpTo(answer) => {
+                assert_eq!(answer.not_committed_size, 0);
+                committed += usize::try_from(answer.committed).expect("a count");
+                asked -= 1;
+            }
+            other => panic!("not {other:?}"),
+        }
+    }
+    assert_eq!((asked, committed), (0, ITEMS));
+    assert_eq!(received, names, "each once, in the order of the pushes");
+    api.until_stats("work", |stats| (stats.ready, stats.reserved) == (0, 0)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -224,6 +224,8 @@ pub struct Delivery {
     /// The lease under which the item was held before, and which had lapsed. An item that was never
     /// sent returns to it.
     pub former_lease: Option<LeaseToken>,
+    /// Its place among the items sent on its stream, from 1; 0 before it is sent, and elsewhere.
+    pub tag: u64,
 }
 
 /// The result of using a receipt.

@@ -82,7 +82,9 @@ pub(crate) use rollback::OnDisconnect;
 pub(crate) use schedules::check_cron;
 pub(crate) use settle::{MoveRequest, RollbackRequest};
 pub(crate) use stats::QueueStats;
-pub(crate) use subscription::{ConsumeOptions, Flow, Identity, Received, Retirement, Subscription};
+pub(crate) use subscription::{
+    ConsumeOptions, Delivered, Flow, Identity, Received, Retirement, Subscription,
+};
 
 /// Allows or refuses to create the queue beside those that exist. Asked only if the queue does not exist.
 pub(crate) type MayCreate<'a> = &'a (dyn Fn(&QueueName, &QueueNames) -> Result<()> + Send + Sync);

@@ -151,7 +151,7 @@ impl Engine {
     /// Rolls back the items of a stream that were never sent to it, to their previous places. The
     /// consumer may still settle the others.
     pub(super) fn release_unsent(self: &Arc<Self>, queue: &Arc<Queue>, held: Vec<InFlight>) {
-        let unsent = held.into_iter().filter(|held| !held.sent);
+        let unsent = held.into_iter().filter(|held| !held.is_sent());
         self.roll_back_later(unsent.map(|held| unsent_item(queue, held)).collect());
     }
 
@@ -178,7 +178,7 @@ impl Engine {
     pub(super) fn release_held(self: &Arc<Self>, queue: &Arc<Queue>, held: Vec<InFlight>) {
         let now = self.now();
         let back = |held: InFlight| {
-            if held.sent {
+            if held.is_sent() {
                 return released(queue, held.receipt, now, EndedDelivery::Withdrawn);
             }
             unsent_item(queue, held)
@@ -209,7 +209,7 @@ impl Engine {
         self.tasks.spawn(async move {
             // The settings may have changed since the stream was opened. The current ones apply.
             let mut queue = engine.queues.get(&opened.name).await.unwrap_or(opened);
-            let (sent, unsent): (Vec<_>, Vec<_>) = held.into_iter().partition(|held| held.sent);
+            let (sent, unsent): (Vec<_>, Vec<_>) = held.into_iter().partition(InFlight::is_sent);
             engine.release_unsent(&queue, unsent);
             // Determined once for all items, even if that fails.
             if sent.iter().any(|held| Self::needs_limit(&queue, &held.receipt, cause)) {

@@ -63,10 +63,10 @@ fn committed() -> Totals {
 
 impl Engine {
     /// Commits items. Returns when the commits are durable.
-    pub(crate) async fn commit(&self, receipts: Vec<Receipt>) -> Result<Vec<Outcome>> {
+    pub(crate) async fn commit(&self, receipts: &[Receipt]) -> Result<Vec<Outcome>> {
         let (held, places) = self.with_queues(receipts.iter()).await?;
         let begun = self.now();
-        let committing = Committing::begin(self, &receipts);
+        let committing = Committing::begin(self, receipts);
         let found = self.store.commit(held).await?;
         committing.end();
         let outcomes = spread(&places, found, receipts.len());
@@ -75,8 +75,19 @@ impl Engine {
         Ok(outcomes)
     }
 
+    /// Notes that their consumers ask to settle these reservations otherwise than by a commit, so that no commit of all items up to one
+    /// includes them, whatever becomes of that.
+    fn name<'a>(&self, receipts: impl Iterator<Item = &'a Receipt>) {
+        for receipt in receipts {
+            if let Some(dispatcher) = self.dispatcher(&receipt.queue) {
+                dispatcher.name(std::slice::from_ref(receipt));
+            }
+        }
+    }
+
     /// Rolls items back.
     pub(crate) async fn rollback(&self, requests: Vec<RollbackRequest>) -> Result<Vec<Outcome>> {
+        self.name(requests.iter().map(|request| &request.receipt));
         let (held, places) = self.with_queues(requests.iter().map(|r| &r.receipt)).await?;
         let count = requests.len();
         let mut requests: Vec<_> = requests.into_iter().map(Some).collect();
@@ -213,8 +224,9 @@ impl Engine {
         request: MoveRequest,
         may_create: MayCreate<'_>,
     ) -> Result<Outcome> {
-        let to = self.queue_for_push(&request.to_queue, 1, may_create).await?;
         let receipt = request.receipt;
+        self.name(std::iter::once(&receipt));
+        let to = self.queue_for_push(&request.to_queue, 1, may_create).await?;
         if to.group != receipt.group {
             return Err(EngineError::DifferentGroup { from: receipt.group, to: to.group.clone() });
         }
@@ -269,6 +281,7 @@ impl Engine {
         pushes: Vec<(QueueName, NewItem)>,
         may_create: MayCreate<'_>,
     ) -> Result<(Outcome, Vec<Pushed>)> {
+        self.name(std::iter::once(&receipt));
         let Some(queue) = self.queue_of(&receipt).await? else {
             return Ok((Outcome::Gone, Vec::new()));
         };

@@ -9,11 +9,15 @@ use std::{
     time::Duration,
 };
 
+use futures_util::future::join_all;
 use tokio::sync::{Notify, oneshot};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{
-    domain::{ConsumerName, Delivery, Invalid, Item, Outcome, Queue, QueueName, limits::MIN_LEASE},
+    domain::{
+        ConsumerName, Delivery, Invalid, Item, Outcome, Queue, QueueName, Receipt,
+        limits::{MAX_BATCH, MIN_LEASE},
+    },
     engine::{
         Engine, EngineError, Result,
         consumers::{
@@ -114,6 +118,15 @@ impl Subscription {
         self.retirement.clone()
     }
 
+    /// Returns a handle to what was delivered.
+    pub(crate) fn delivered(&self) -> Delivered {
+        Delivered {
+            engine: Arc::clone(&self.engine),
+            dispatcher: Arc::clone(&self.dispatcher),
+            id: self.id,
+        }
+    }
+
     /// Returns a handle to the stream's flow.
     pub(crate) fn flow(&self) -> Flow {
         Flow {
@@ -137,6 +150,56 @@ impl Flow {
     /// end of the stream.
     pub(crate) fn set_max_in_flight(&self, max_in_flight: usize) -> InForce {
         self.dispatcher.set_max_in_flight(&self.engine, self.id, max_in_flight)
+    }
+}
+
+/// Commits what was delivered on a stream, all up to one item.
+#[derive(Clone)]
+pub(crate) struct Delivered {
+    engine: Arc<Engine>,
+    dispatcher: Arc<Dispatcher>,
+    id: ConsumerId,
+}
+
+impl Delivered {
+    /// Notes that the consumer asks to settle these items by their receipts. Whatever becomes of that, [`Self::up_to`] leaves them out.
+    pub(crate) fn name(&self, receipts: &[Receipt]) {
+        self.dispatcher.name(receipts);
+    }
+
+    /// Returns the items up to the one with this tag that [`Subscription::next`] has returned, without those that the stream holds no longer,
+    /// and those that were named or returned before. If it has not returned such a tag, returns the last one as an error.
+    pub(crate) fn up_to(&self, tag: u64) -> std::result::Result<Vec<Receipt>, u64> {
+        self.dispatcher.include_up_to(self.id, tag)
+    }
+
+    /// Commits what [`Self::up_to`] has returned, which returns it again if this fails. Returns when the commits are durable.
+    pub(crate) async fn commit(&self, receipts: &[Receipt]) -> Result<Vec<Outcome>> {
+        let included = Included { dispatcher: &self.dispatcher, receipts };
+        // No call that names its receipts commits more at once.
+        let parts = receipts.chunks(MAX_BATCH).map(|part| self.engine.commit(part));
+        let outcomes: Result<Vec<_>> = join_all(parts).await.into_iter().collect();
+        let outcomes = outcomes?;
+        included.end();
+        Ok(outcomes.concat())
+    }
+}
+
+/// What a commit of all up to one item includes. If this is dropped before the [end](Self::end), the next one includes it too.
+struct Included<'a> {
+    dispatcher: &'a Dispatcher,
+    receipts: &'a [Receipt],
+}
+
+impl Included<'_> {
+    fn end(mut self) {
+        self.receipts = &[];
+    }
+}
+
+impl Drop for Included<'_> {
+    fn drop(&mut self) {
+        self.dispatcher.exclude(self.receipts);
     }
 }
 

@@ -28,8 +28,8 @@ use super::{
 };
 use crate::{
     access::Caller,
-    domain::{Action, Invalid, ItemId},
-    engine::{EngineError, Flow, InForce},
+    domain::{Action, Invalid, ItemId, QueueName},
+    engine::{Delivered, EngineError, Flow, InForce},
 };
 
 /// Most requests that are being carried out, or whose answers the client has not read yet. Past
@@ -108,6 +108,8 @@ async fn open(api: Api, caller: Caller, mut requests: Requests) -> Result<Respon
     let reader = Reader {
         api: api.clone(),
         caller: caller.clone(),
+        queue: subscription.queue().clone(),
+        delivered: subscription.delivered(),
         flow: subscription.flow(),
         turns: Turns::default(),
         room: Arc::new(Semaphore::new(MAX_SETTLES_BYTES)),
@@ -128,6 +130,8 @@ async fn open(api: Api, caller: Caller, mut requests: Requests) -> Result<Respon
 struct Reader {
     api: Api,
     caller: Caller,
+    queue: QueueName,
+    delivered: Delivered,
     flow: Flow,
     turns: Turns,
     /// Room for the bytes of requests that are not answered.
@@ -184,16 +188,19 @@ impl Reader {
                 let parsed =
                     parse::receipts(&request.receipts, &keys).map_err(|e| e.within("commit"))?;
                 may_settle(&self.caller, &parsed)?;
+                self.delivered.name(&parsed);
                 let turn = self.turns.next(parsed.iter().map(|receipt| receipt.item));
                 Ok(Answer::Settle(api.start(|engine| {
                     turn.run(async move {
-                        let outcomes = engine.commit(parsed).await?;
+                        let outcomes = engine.commit(&parsed).await?;
                         let results = convert::settled(request.receipts, outcomes);
                         Ok(Event::Settled(pb::CommitResponse { results }))
                     })
                 })))
             }
             Some(Request::Rollback(request)) => {
+                // Before it can be refused: what is not to be committed must not be so by a request behind this one.
+                self.delivered.name(&parse::named(&request, &keys));
                 let (receipts, parsed) =
                     parse::rollbacks(request, &keys).map_err(|e| e.within("rollback"))?;
                 may_settle(&self.caller, parsed.iter().map(|rollback| &rollback.receipt))?;
@@ -218,6 +225,20 @@ impl Reader {
                     })
                 })))
             }
+            Some(Request::CommitUpTo(request)) => {
+                self.caller.may(Action::Consume, self.queue.as_str())?;
+                let tag = u64::try_from(request.delivery_tag).unwrap_or(0);
+                let receipts = self.delivered.up_to(tag).map_err(not_delivered)?;
+                let turn = self.turns.next(receipts.iter().map(|receipt| receipt.item));
+                let delivered = self.delivered.clone();
+                Ok(Answer::Settle(api.start(|_| {
+                    turn.run(async move {
+                        let outcomes = delivered.commit(&receipts).await?;
+                        let answer = convert::committed_up_to(&receipts, &outcomes, &keys);
+                        Ok(Event::CommittedUpTo(answer))
+                    })
+                })))
+            }
             Some(Request::Flow(flow)) => {
                 let in_force = self.flow.set_max_in_flight(parse::flow(flow)?);
                 Ok(Answer::Flow(flow, in_force))
@@ -226,6 +247,15 @@ impl Reader {
             Some(Request::Open(_)) | None => Err(Invalid::new("action", "must be given").into()),
         }
     }
+}
+
+/// Refuses the tag of an item that was not delivered.
+fn not_delivered(last: u64) -> Invalid {
+    let reason = match last {
+        0 => "the stream has delivered no item that is to be committed".to_owned(),
+        last => format!("must be that of a delivered item, 1 to {last}"),
+    };
+    Invalid::new("commit_up_to.delivery_tag", reason)
 }
 
 /// Decides which requests of a stream wait for others: requests that name the same item run in the

@@ -7,7 +7,7 @@ use sluicegate_proto::v1 as pb;
 use crate::{
     domain::{
         Delivery, Eligibility, Item, ItemState, Limit, NewItem, Outcome, Pushed, Queue,
-        QueueTemplate, ReceiptKeys, RetryPolicy, Schedule, Timestamp,
+        QueueTemplate, Receipt, ReceiptKeys, RetryPolicy, Schedule, Timestamp, limits::MAX_BATCH,
     },
     engine::{QueueStats, RevokeReason, Revoked},
 };
@@ -77,7 +77,12 @@ pub(super) fn item(item: Item) -> pb::Item {
 pub(super) fn delivery(delivery: Delivery, auto_commit: bool, keys: &ReceiptKeys) -> pb::Delivery {
     let receipt = if auto_commit { String::new() } else { delivery.receipt.encode(keys) };
     let lease_expire_time = (!auto_commit).then(|| timestamp(delivery.lease_expire_time));
-    pb::Delivery { item: Some(item(*delivery.item)), receipt, lease_expire_time }
+    pb::Delivery {
+        item: Some(item(*delivery.item)),
+        receipt,
+        lease_expire_time,
+        delivery_tag: delivery.tag as i64,
+    }
 }
 
 pub(super) fn outcome(outcome: Outcome) -> pb::Outcome {
@@ -106,6 +111,25 @@ pub(super) fn settled(receipts: Vec<String>, outcomes: Vec<Outcome>) -> Vec<pb::
         outcome: outcome(of).into(),
     };
     receipts.into_iter().zip(outcomes).map(result).collect()
+}
+
+/// Returns how many were committed, and what became of the others, of which as many are named as a settle may name: a message has a limit.
+pub(super) fn committed_up_to(
+    receipts: &[Receipt],
+    outcomes: &[Outcome],
+    keys: &ReceiptKeys,
+) -> pb::CommitUpToResponse {
+    let others = || receipts.iter().zip(outcomes).filter(|(_, of)| **of != Outcome::Ok);
+    let result = |(receipt, of): (&Receipt, &Outcome)| pb::SettleResult {
+        receipt: receipt.encode(keys),
+        outcome: outcome(*of).into(),
+    };
+    let not_committed_size = others().count();
+    pb::CommitUpToResponse {
+        committed: (outcomes.len() - not_committed_size) as i32,
+        not_committed: others().take(MAX_BATCH).map(result).collect(),
+        not_committed_size: not_committed_size as i32,
+    }
 }
 
 /// Returns one result per receipt, in order.
@@ -302,6 +326,7 @@ mod tests {
             lease_expire_time: Timestamp(2_002),
             previous_eligible_time: Timestamp(0),
             former_lease: None,
+            tag: 0,
         }
     }
 

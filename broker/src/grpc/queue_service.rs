@@ -170,7 +170,7 @@ impl QueueService for Api {
         may_settle(&caller, &parsed)?;
         let span = self.traces.settle(Operation::Commit, trace.as_ref(), &parsed);
         let outcomes =
-            span.of(self.run(|engine| async move { engine.commit(parsed).await }).await)?;
+            span.of(self.run(|engine| async move { engine.commit(&parsed).await }).await)?;
         let results = convert::settled(receipts, outcomes);
         Ok(Response::new(pb::CommitResponse { results }))
     }

@@ -242,7 +242,7 @@ impl StreamFeed {
             }
             Some(Answer::Flow(Flow { max_in_flight: 0 })) if halted => Event::Halted,
             Some(Answer::Revoked(revoked)) => Event::Revoked(revoked.receipt),
-            Some(Answer::Flow(_) | Answer::Extended(_)) | None => return,
+            Some(Answer::Flow(_) | Answer::Extended(_) | Answer::CommittedUpTo(_)) | None => return,
         };
         // The runner takes events until this feed has ended; if it was dropped, so is this.
         let _ = self.feed.events.send(event).await;

@@ -120,7 +120,7 @@ pub(crate) fn delivery(name: &str) -> Delivery {
         deliveries: 1,
         ..Default::default()
     };
-    Delivery { item: Some(item), receipt: name.into(), lease_expire_time: None }
+    Delivery { item: Some(item), receipt: name.into(), ..Delivery::default() }
 }
 
 pub(crate) fn deliveries<'a>(names: impl IntoIterator<Item = &'a str>) -> ConsumeResponse {

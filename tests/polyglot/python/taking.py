@@ -19,6 +19,7 @@ from google.protobuf.duration_pb2 import Duration
 from sluicegate.v1.queue_pb2 import RetryPolicy
 from sluicegate.v1.queue_service_pb2 import (
     CommitRequest,
+    CommitUpTo,
     ConsumeRequest,
     ConsumeStreamRequest,
     ExtendRequest,
@@ -244,6 +245,17 @@ def consume_stream(broker):
     expect("a stream settles its items", outcomes(answer("settled").results), ["OK"])
     requests.done()
     expect("and ends when the client is done", next(stream, None), None)
+
+    requests, queue = Requests(), unique("up-to")
+    broker.push(queue, *[b"%d" % n for n in range(4)])
+    requests.send(ConsumeStreamRequest(open=ConsumeRequest(queue=queue, lease=HOUR)))
+    stream = broker.queues.ConsumeStream(iter(requests))
+    expect("deliveries are numbered", [take().delivery_tag for _ in range(4)], [1, 2, 3, 4])
+    requests.send(ConsumeStreamRequest(commit_up_to=CommitUpTo(delivery_tag=3)))
+    expect("one request commits all up to an item", answer("committed_up_to").committed, 3)
+    requests.done()
+    expect("the stream ends", next(stream, None), None)
+    expect("and the items behind it are ready again", broker.reserve_one(queue).item.payload, b"3")
 
     late_opening = ConsumeStreamRequest(flow=Flow(max_in_flight=1))
     call = lambda *sent: next(broker.queues.ConsumeStream(iter(sent)))  # noqa: E731

@@ -1,4 +1,4 @@
-//! Runs simulations, each seed in a process of its own: `sim [--seeds N] [--from S] [--seed S] [--fair | --bursts | --large] [--history]`.
+//! Runs simulations, each seed in a process of its own: `sim [--seeds N] [--from S] [--seed S] [--fair | --bursts | --large | --up-to] [--history]`.
 
 use std::{
     process::{Command, ExitCode, Stdio},
@@ -32,6 +32,7 @@ fn options() -> Option<Options> {
             "--fair" => options.weather = Weather::Fair,
             "--bursts" => options.weather = Weather::Bursts,
             "--large" => options.weather = Weather::LargeBursts,
+            "--up-to" => options.weather = Weather::UpTo,
             "--history" => options.shows_history = true,
             _ => return None,
         }
@@ -42,7 +43,7 @@ fn options() -> Option<Options> {
 fn main() -> ExitCode {
     let Some(options) = options() else {
         eprintln!(
-            "sim [--seeds N] [--from S] [--seed S] [--threads N] [--fair | --bursts | --large] [--history]"
+            "sim [--seeds N] [--from S] [--seed S] [--threads N] [--fair | --bursts | --large | --up-to] [--history]"
         );
         return ExitCode::FAILURE;
     };
@@ -116,6 +117,7 @@ fn run_apart(seed: u64, options: &Options) -> (String, bool) {
         Weather::Fair => _ = child.arg("--fair"),
         Weather::Bursts => _ = child.arg("--bursts"),
         Weather::LargeBursts => _ = child.arg("--large"),
+        Weather::UpTo => _ = child.arg("--up-to"),
         Weather::Seeded => {}
     }
     if options.shows_history {

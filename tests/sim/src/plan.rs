@@ -74,6 +74,8 @@ pub enum Weather {
     Bursts,
     /// The same with large payloads among them: their pushes wait until they can go directly.
     LargeBursts,
+    /// What the seed says, and on each `ConsumeStream` most items are committed together, all up to one.
+    UpTo,
 }
 
 /// The least that a broker takes: such a lease has lapsed by the time many a settle arrives.

@@ -106,6 +106,8 @@ struct World {
     receipts: Vec<Receipt>,
     /// Those of which a commit has begun.
     committing: Vec<Receipt>,
+    /// Those in commits of all items up to one that have not failed.
+    included: Vec<Receipt>,
     items: u8,
 }
 
@@ -118,6 +120,7 @@ impl World {
             streams: Vec::new(),
             receipts: Vec::new(),
             committing: Vec::new(),
+            included: Vec::new(),
             items: 0,
         };
         for _ in 0..=world.below(3) {
@@ -147,6 +150,7 @@ impl World {
         let bytes = if self.below(20) == 0 { 50 } else { 1 + self.below(12) };
         let lease_expire_time = self.now + Duration::from_millis(500);
         let item = Delivery { lease_expire_time, ..delivery(item % 40, self.items, bytes) };
+        self.included.retain(|receipt| *receipt != item.receipt);
         self.receipts.push(item.receipt.clone());
         item
     }
@@ -199,7 +203,7 @@ impl World {
     fn step(&mut self) {
         let index = self.below(self.streams.len());
         let stream = self.streams[index];
-        match self.below(12) {
+        match self.below(15) {
             0..=2 => self.round(),
             3..=4 => self.commit(),
             5..=6 => self.end_commit(),
@@ -223,6 +227,23 @@ impl World {
                 4 => self.consumers.retire_stream(stream),
                 _ => {}
             },
+            11 => {
+                let tag = self.below(20) as u64;
+                let included = |receipt: &_| self.included.contains(receipt);
+                let expected = self.consumers.streams[&stream].to_include(tag, included);
+                let receipts = self.consumers.include_up_to(stream, tag);
+                assert_eq!(receipts.as_ref().ok(), expected.as_ref());
+                self.included.extend(receipts.unwrap_or_default());
+            }
+            12 => {
+                let failed = self.included.split_off(self.included.len() / 2);
+                self.consumers.exclude(&failed);
+            }
+            13 => {
+                if let Some(receipt) = self.any_receipt() {
+                    self.consumers.name(&[receipt]);
+                }
+            }
             _ => {
                 for id in self.streams.clone() {
                     self.consumers.look_into_inbox(id, self.now);
@@ -249,6 +270,7 @@ impl World {
                 stream.settings;
             assert_eq!(stream.room(), room(most, load, held));
             assert_eq!(stream.wanted_bytes().0, room(bytes, load_bytes, held_bytes));
+            stream.check_sent();
             assert!(stream.in_flight.keys().all(|item| self.consumers.holders[item] == *id));
         }
         let held: usize = self.consumers.streams.values().map(|s| s.in_flight.len()).sum();

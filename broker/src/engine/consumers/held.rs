@@ -56,7 +56,7 @@ impl Consumers {
     }
 
     /// Returns the stream that holds a reservation.
-    fn holder(&mut self, receipt: &Receipt) -> Option<(ConsumerId, &mut Stream)> {
+    pub(super) fn holder(&mut self, receipt: &Receipt) -> Option<(ConsumerId, &mut Stream)> {
         let id = *self.holders.get(&receipt.item)?;
         let stream = self.streams.get_mut(&id)?;
         let is_held = stream.in_flight.get(&receipt.item)?.receipt.token == receipt.token;
@@ -78,7 +78,7 @@ impl Consumers {
         let Some(held) = stream.remove(item) else { return };
         if held.lease_end > now {
             self.announce_void(id, held, now);
-        } else if held.sent {
+        } else if held.is_sent() {
             stream.revoke(held.receipt, RevokeReason::Lapsed);
         }
     }
@@ -86,7 +86,7 @@ impl Consumers {
     /// Schedules the announcement of a void reservation to its stream.
     fn announce_void(&mut self, id: ConsumerId, held: InFlight, now: Timestamp) {
         let announced = self.streams.get(&id).is_some_and(|stream| stream.settings.tells_revoked);
-        if held.sent && announced {
+        if held.is_sent() && announced {
             self.void.push(Void { stream: id, receipt: held.receipt, told: now + DOUBT });
         }
     }
@@ -98,7 +98,7 @@ impl Consumers {
         let Some(id) = self.holders.remove(&item) else { return false };
         let Some(stream) = self.streams.get_mut(&id) else { return false };
         let Some(held) = stream.remove(item) else { return false };
-        if held.sent {
+        if held.is_sent() {
             stream.revoke(held.receipt, RevokeReason::Deleted);
         }
         true
@@ -161,7 +161,7 @@ impl Consumers {
             stream
                 .in_flight
                 .values()
-                .filter(|held| held.sent && held.since >= oldest && held.lease_end < until)
+                .filter(|held| held.is_sent() && held.since >= oldest && held.lease_end < until)
                 .map(|held| held.receipt.clone())
                 .collect()
         })

@@ -7,6 +7,7 @@ mod flow;
 mod held;
 mod left;
 mod report;
+mod sent;
 mod served_ahead;
 mod stock;
 mod stream;

@@ -64,7 +64,7 @@ impl Consumers {
 
 impl Stream {
     fn report(&self, queue: &QueueName, id: ConsumerId) -> ConsumerReport {
-        let sent = || self.in_flight.values().filter(|held| held.sent);
+        let sent = || self.in_flight.values().filter(|held| held.is_sent());
         let oldest = sent().min_by_key(|held| (held.since, held.lease_end));
         ConsumerReport {
             queue: queue.clone(),

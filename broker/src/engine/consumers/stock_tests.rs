@@ -145,7 +145,7 @@ fn what_nobody_takes_is_returned_and_a_pause_follows() {
     take_hundred(&mut consumers, after(150));
     let unused = consumers.stock.take_unused(after(160));
     assert_eq!(unused.len(), 4);
-    assert!(unused.iter().all(|item| !item.sent));
+    assert!(unused.iter().all(|item| !item.is_sent()));
     // A reserve that was under way has found items behind these.
     consumers.stock.add(items(50..=51), after(161));
     assert!(consumers.stock.is_empty());

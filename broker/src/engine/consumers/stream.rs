@@ -5,7 +5,8 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 use tokio::sync::{Notify, oneshot};
 
 use super::{
-    EngineError, MAX_ROUND_BYTES, STREAM_BATCH, coming::Coming, stock::Terms, unsent::Unsent,
+    EngineError, MAX_ROUND_BYTES, STREAM_BATCH, coming::Coming, sent::Sent, stock::Terms,
+    unsent::Unsent,
 };
 use crate::domain::{
     ConsumerName, Delivery, IdMap, ItemId, LeaseToken, Receipt, Timestamp,
@@ -31,8 +32,8 @@ const MAX_MARGIN: Duration = Duration::from_secs(1);
 pub(in crate::engine) struct InFlight {
     pub(in crate::engine) receipt: Receipt,
     pub(in crate::engine) bytes: usize,
-    /// True once the item is in a message for the connection.
-    pub(in crate::engine) sent: bool,
+    /// Its place among the items sent on its stream, from 1; 0 until it is in a message for the connection.
+    pub(in crate::engine) tag: u64,
     pub(in crate::engine) lease_end: Timestamp,
     pub(in crate::engine) previous_eligible_time: Timestamp,
     /// The lapsed lease under which the item was held before.
@@ -41,6 +42,8 @@ pub(in crate::engine) struct InFlight {
     pub(in crate::engine) since: Timestamp,
     /// The number of its commits that are being written: its consumer has finished with it if there is one.
     pub(super) commits: u32,
+    /// True once its consumer has asked to settle it by its receipt.
+    pub(super) named: bool,
 }
 
 impl InFlight {
@@ -49,13 +52,19 @@ impl InFlight {
         Self {
             receipt: delivery.receipt.clone(),
             bytes: delivery.item.payload.len(),
-            sent: false,
+            tag: 0,
             lease_end: delivery.lease_expire_time,
             previous_eligible_time: delivery.previous_eligible_time,
             former_lease: delivery.former_lease,
             since,
             commits: 0,
+            named: false,
         }
+    }
+
+    /// Returns true once the item is in a message for the connection.
+    pub(in crate::engine) fn is_sent(&self) -> bool {
+        self.tag > 0
     }
 }
 
@@ -131,6 +140,8 @@ pub(super) struct Stream {
     /// The round in which the stream was last assigned items. Breaks ties between equally loaded
     /// streams.
     pub(super) served: u64,
+    /// The items that were sent, those committed at once left out.
+    pub(super) sent: Sent,
     /// How many items were sent.
     pub(super) delivered: u64,
     /// How many of them were committed.
@@ -177,6 +188,7 @@ impl Stream {
             coming: Coming::default(),
             first_lease_end: NEVER,
             served: round,
+            sent: Sent::default(),
             delivered: 0,
             committed: 0,
             revoked: Vec::new(),
@@ -351,7 +363,7 @@ impl Stream {
     /// Removes an item from the stream.
     pub(super) fn remove(&mut self, item: ItemId) -> Option<InFlight> {
         let gone = self.take_out(item)?;
-        if !gone.sent {
+        if !gone.is_sent() {
             self.inbox.retain(|delivery| delivery.item.id != item);
         }
         Some(gone)
@@ -360,6 +372,7 @@ impl Stream {
     /// Does the same for an item that is not in the inbox, or is removed from the inbox by the caller.
     pub(super) fn take_out(&mut self, item: ItemId) -> Option<InFlight> {
         let gone = self.in_flight.remove(&item)?;
+        self.sent.remove(gone.tag);
         self.bytes_in_flight -= gone.bytes;
         if gone.commits > 0 {
             self.committing -= 1;
@@ -407,7 +420,8 @@ impl Stream {
                 continue;
             }
             if let Some(held) = self.in_flight.get_mut(&id) {
-                held.sent = true;
+                held.tag = self.sent.add(id);
+                delivery.tag = held.tag;
                 delivery.lease_expire_time = held.lease_end;
             }
             message.push(delivery);
@@ -425,7 +439,8 @@ impl Stream {
     pub(super) fn lapsing(&self, now: Timestamp) -> impl Iterator<Item = Receipt> {
         let any = self.first_lease_end <= now;
         let held = any.then(|| self.in_flight.values()).into_iter().flatten();
-        held.filter(move |held| held.sent && held.lease_end <= now).map(|held| held.receipt.clone())
+        held.filter(move |held| held.is_sent() && held.lease_end <= now)
+            .map(|held| held.receipt.clone())
     }
 
     /// Takes out the items whose leases have ended, and unsent items that it is too late to send. A
@@ -438,17 +453,17 @@ impl Stream {
         }
         let lease = self.settings.lease;
         let is_over = |held: &InFlight| {
-            held.lease_end <= now || (!held.sent && is_too_late(now, lease, held.lease_end))
+            held.lease_end <= now || (!held.is_sent() && is_too_late(now, lease, held.lease_end))
         };
         let lapsed = self.in_flight.iter().filter(|(_, held)| is_over(held));
         let lapsed: Vec<ItemId> = lapsed.map(|(item, _)| *item).collect();
         let lapsed: Vec<_> = lapsed.into_iter().filter_map(|item| self.take_out(item)).collect();
-        if lapsed.iter().any(|held| !held.sent) {
+        if lapsed.iter().any(|held| !held.is_sent()) {
             self.inbox.retain(|delivery| self.in_flight.contains_key(&delivery.item.id));
         }
         let ends = self.in_flight.values().map(|held| held.lease_end);
         self.first_lease_end = ends.min().unwrap_or(NEVER);
-        for held in lapsed.iter().filter(|held| held.sent) {
+        for held in lapsed.iter().filter(|held| held.is_sent()) {
             let longest = self.settings.renewed_for;
             let reason = if longest.is_some_and(|longest| held.since + longest <= now) {
                 RevokeReason::MaxLease
@@ -462,7 +477,7 @@ impl Stream {
 
     /// Takes out the items that were never sent. Committed items can only be sent, and stay.
     pub(super) fn take_unsent(&mut self) -> Vec<InFlight> {
-        let unsent = self.in_flight.iter().filter(|(_, held)| !held.sent);
+        let unsent = self.in_flight.iter().filter(|(_, held)| !held.is_sent());
         let unsent: Vec<ItemId> = unsent.map(|(item, _)| *item).collect();
         if !unsent.is_empty() {
             self.inbox.clear(); // no item of this stream is committed already
@@ -487,6 +502,7 @@ impl Stream {
         }
         (self.bytes_in_flight, self.committing, self.bytes_committing) = (0, 0, 0);
         self.first_lease_end = NEVER;
+        self.sent.clear();
         std::mem::take(&mut self.in_flight).into_values().collect()
     }
 }

@@ -58,6 +58,7 @@ pub(in crate::engine) fn delivery(item: u8, token: u8, bytes: usize) -> Delivery
         lease_expire_time: LEASE_END,
         previous_eligible_time: NOW,
         former_lease: None,
+        tag: 0,
     }
 }
 

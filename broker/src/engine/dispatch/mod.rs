@@ -284,6 +284,21 @@ impl Dispatcher {
         }
     }
 
+    /// See [`Consumers::include_up_to`].
+    pub(super) fn include_up_to(&self, id: ConsumerId, tag: u64) -> Result<Vec<Receipt>, u64> {
+        self.state.lock().consumers.include_up_to(id, tag)
+    }
+
+    /// See [`Consumers::exclude`].
+    pub(super) fn exclude(&self, receipts: &[Receipt]) {
+        self.state.lock().consumers.exclude(receipts);
+    }
+
+    /// See [`Consumers::name`].
+    pub(super) fn name(&self, receipts: &[Receipt]) {
+        self.state.lock().consumers.name(receipts);
+    }
+
     /// Adds reports of the consumers, until there are `most` reports.
     pub(super) fn report(&self, most: usize, reports: &mut Vec<ConsumerReport>) {
         let mut after = 0;

@@ -157,7 +157,7 @@ async fn a_settle_reaches_an_item_in_the_former_group_of_its_queue() {
     let delivery = within("the answer", reserve).await.unwrap().unwrap().remove(0);
     let mut receipt = delivery.receipt;
     receipt.group = crate::domain::GroupName::parse("group", "former").unwrap();
-    let outcomes = bench.engine.commit(vec![receipt]).await.unwrap();
+    let outcomes = bench.engine.commit(&[receipt]).await.unwrap();
     assert_eq!(outcomes, [crate::domain::Outcome::Ok]);
     assert!(bench.items().await.is_empty());
 }

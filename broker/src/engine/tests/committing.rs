@@ -21,7 +21,7 @@ impl Bench {
     /// Starts a commit that names the first of these items so many times.
     fn commit(&self, taken: &[Delivery], times: usize) -> JoinHandle<Result<Vec<Outcome>>> {
         let (engine, receipts) = (Arc::clone(&self.engine), vec![taken[0].receipt.clone(); times]);
-        tokio::spawn(async move { engine.commit(receipts).await })
+        tokio::spawn(async move { engine.commit(&receipts).await })
     }
 }
 

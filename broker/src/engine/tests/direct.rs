@@ -20,7 +20,7 @@ pub(super) async fn idle(bench: &Bench, stream: &mut Subscription) {
         let reserves = bench.faults.begun("reserve");
         bench.push(1).await;
         let taken = deliveries(stream).await;
-        bench.engine.commit(taken.into_iter().map(|d| d.receipt).collect()).await.unwrap();
+        bench.engine.commit(&receipts(&taken)).await.unwrap();
         assert!(futures_util::poll!(std::pin::pin!(stream.next())).is_pending());
         bench.faults.begun("reserve") == reserves
     })
@@ -63,7 +63,7 @@ async fn an_item_for_an_idle_stream_is_delivered_without_a_reserve() {
     let stats = bench.engine.queue_stats(&name("q")).await.unwrap();
     assert_eq!((stats.depth.ready, stats.depth.reserved), (0, 1));
     assert_eq!(stats.totals.pushed, stats.totals.delivered);
-    let outcomes = bench.engine.commit(vec![taken[0].receipt.clone()]).await.unwrap();
+    let outcomes = bench.engine.commit(from_ref(&taken[0].receipt)).await.unwrap();
     assert_eq!(outcomes, [Outcome::Ok]);
     assert_eq!(bench.items().await, []);
 }
@@ -91,8 +91,7 @@ async fn a_batch_for_an_idle_stream_is_delivered_without_a_reserve() {
     assert_eq!((stats.depth.ready, stats.depth.reserved), (0, 3));
     assert_eq!(stats.totals.pushed, before.pushed + 3);
     assert_eq!(stats.totals.delivered, before.delivered + 3);
-    let receipts = taken.into_iter().map(|delivery| delivery.receipt).collect();
-    assert_eq!(bench.engine.commit(receipts).await.unwrap(), [Outcome::Ok; 3]);
+    assert_eq!(bench.engine.commit(&receipts(&taken)).await.unwrap(), [Outcome::Ok; 3]);
     assert_eq!(bench.items().await, []);
 }
 
@@ -149,8 +148,7 @@ async fn idle_streams_take_turns() {
         })
         .await;
         let Ok(Received::Deliveries(received)) = received else { panic!("no delivery") };
-        let receipts = received.into_iter().map(|delivery| delivery.receipt).collect();
-        bench.engine.commit(receipts).await.unwrap();
+        bench.engine.commit(&receipts(&received)).await.unwrap();
         taken[which] += usize::from(bench.faults.begun("reserve") == reserves);
         for stream in [&mut a, &mut b] {
             assert!(futures_util::poll!(std::pin::pin!(stream.next())).is_pending());
@@ -243,7 +241,7 @@ async fn a_full_stream_receives_nothing_directly() {
     let second = bench.push_one(item("2")).await.unwrap();
     let stored = bench.store.get_item(&*bench.queue().await, second.id).await.unwrap().unwrap();
     assert_eq!(stored.state, ItemState::Ready);
-    bench.engine.commit(vec![taken[0].receipt.clone()]).await.unwrap();
+    bench.engine.commit(from_ref(&taken[0].receipt)).await.unwrap();
     assert_eq!(deliveries(&mut stream).await[0].item.id, second.id);
 }
 
@@ -273,7 +271,7 @@ async fn bytes_in_flight_are_limited() {
     bench.push_one(item("12345678")).await.unwrap();
     let ready = bench.until_ready(1).await;
     assert_eq!(ready.len(), 2);
-    bench.engine.commit(vec![taken[0].receipt.clone()]).await.unwrap();
+    bench.engine.commit(from_ref(&taken[0].receipt)).await.unwrap();
     assert_eq!(deliveries(&mut stream).await.len(), 1);
 }
 
@@ -381,7 +379,7 @@ async fn an_item_that_lapsed_meanwhile_keeps_its_new_reservation() {
     let mut reports = Vec::new();
     bench.engine.dispatcher(&name("q")).expect("a consumer").report(1, &mut reports);
     assert_eq!(reports[0].in_flight, 1, "it takes a place");
-    assert_eq!(bench.engine.commit(vec![taken[0].receipt.clone()]).await.unwrap(), [Outcome::Ok]);
+    assert_eq!(bench.engine.commit(from_ref(&taken[0].receipt)).await.unwrap(), [Outcome::Ok]);
 }
 
 /// A push that takes long does not hold up the queue. A round may fill the stream meanwhile.
@@ -400,7 +398,7 @@ async fn an_item_whose_stream_was_filled_meanwhile_is_released() {
     meanwhile(&bench, item("x"), filling).await.unwrap();
     bench.until_ready(1).await;
     assert_eq!(payloads(taken.iter().map(|d| &*d.item)), ["elsewhere"]);
-    bench.engine.commit(vec![taken[0].receipt.clone()]).await.unwrap();
+    bench.engine.commit(from_ref(&taken[0].receipt)).await.unwrap();
     let taken = deliveries(&mut stream).await;
     assert_eq!((taken[0].item.attempt, payloads([&*taken[0].item])), (1, vec!["x".to_owned()]));
 }
@@ -457,7 +455,7 @@ async fn a_push_whose_answer_is_lost_hands_out_nothing_twice() {
     bench.engine.rescan_all();
     let taken = deliveries(&mut stream).await;
     assert_eq!(taken.len(), 1);
-    let outcomes = bench.engine.commit(vec![taken[0].receipt.clone()]).await.unwrap();
+    let outcomes = bench.engine.commit(from_ref(&taken[0].receipt)).await.unwrap();
     assert_eq!((outcomes, bench.items().await), (vec![Outcome::Ok], Vec::new()));
 }
 

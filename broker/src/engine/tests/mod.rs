@@ -19,8 +19,9 @@ mod templates;
 mod turns;
 mod unsent;
 mod unused_queues;
+mod up_to;
 
-use std::{sync::Arc, time::Duration};
+use std::{slice::from_ref, sync::Arc, time::Duration};
 
 use tokio::time::timeout;
 
@@ -29,7 +30,7 @@ use super::{
     ConsumeOptions, Engine, Identity, Limits, OnDisconnect, Received, Result, Subscription,
 };
 use crate::{
-    domain::{Clock, Delivery, Item, NewItem, Queue, QueueName},
+    domain::{Clock, Delivery, Item, NewItem, Queue, QueueName, Receipt},
     metrics::Metrics,
     signals::{LocalSignals, Signals},
     store::{Store, decorator::Decorated, sqlite::SqliteStore},
@@ -171,6 +172,10 @@ async fn deliveries(stream: &mut Subscription) -> Vec<Delivery> {
         Ok(Received::Deliveries(deliveries)) => deliveries,
         other => panic!("not {other:?}"),
     }
+}
+
+fn receipts(deliveries: &[Delivery]) -> Vec<Receipt> {
+    deliveries.iter().map(|delivery| delivery.receipt.clone()).collect()
 }
 
 fn payloads<'a>(items: impl IntoIterator<Item = &'a Item>) -> Vec<String> {

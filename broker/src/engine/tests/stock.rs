@@ -40,7 +40,7 @@ impl Bench {
                 let taken = self.engine.reserve(&name("q"), 1, wait, Some(LEASE), who).await;
                 for Delivery { item, receipt, .. } in taken.unwrap() {
                     assert_eq!((item.attempt, receipt.deliveries_here()), (1, 1));
-                    assert_eq!(self.engine.commit(vec![receipt]).await.unwrap(), [Outcome::Ok]);
+                    assert_eq!(self.engine.commit(&[receipt]).await.unwrap(), [Outcome::Ok]);
                     done.extend(payloads([&*item]));
                     let _ =
                         left.try_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
@@ -136,7 +136,7 @@ async fn what_is_returned_is_not_overtaken_by_what_is_in_stock() {
             tokio::select! {
                 taken = &mut call => {
                     let receipts = taken.unwrap().unwrap().into_iter().map(|one| one.receipt);
-                    bench.engine.commit(receipts.collect()).await.unwrap();
+                    bench.engine.commit(&receipts.collect::<Vec<_>>()).await.unwrap();
                 }
                 () = bench.faults.until_done("reserve", done + 1) => break call,
             }
@@ -147,7 +147,7 @@ async fn what_is_returned_is_not_overtaken_by_what_is_in_stock() {
         }
         bench.faults.set("reserve", Fault::None); // nothing is reserved ahead with it
         let receipts = gone.await.unwrap().unwrap().into_iter().map(|one| one.receipt);
-        bench.engine.commit(receipts.collect()).await.unwrap();
+        bench.engine.commit(&receipts.collect::<Vec<_>>()).await.unwrap();
     };
     gone.abort();
     assert!(gone.await.unwrap_err().is_cancelled());
@@ -220,7 +220,7 @@ async fn a_lone_stream_receives_items_in_order() {
     while received.len() < 1_000 {
         let items = deliveries(&mut stream).await;
         received.extend(payloads(items.iter().map(|delivery| &*delivery.item)));
-        bench.engine.commit(items.into_iter().map(|one| one.receipt).collect()).await.unwrap();
+        bench.engine.commit(&receipts(&items)).await.unwrap();
     }
     assert_in_order(&received);
 }
@@ -233,7 +233,7 @@ async fn a_lone_caller_receives_items_in_order() {
     while received.len() < 1_000 {
         let items = within("items", bench.reserve(4, LIMIT)).await.unwrap().unwrap();
         received.extend(payloads(items.iter().map(|delivery| &*delivery.item)));
-        bench.engine.commit(items.into_iter().map(|one| one.receipt).collect()).await.unwrap();
+        bench.engine.commit(&receipts(&items)).await.unwrap();
     }
     assert_in_order(&received);
 }

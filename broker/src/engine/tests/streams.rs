@@ -76,7 +76,7 @@ async fn a_stream_may_keep_the_leases_of_sent_items() {
     drop(stream);
     let items = bench.until_ready(1).await;
     assert_eq!(items.len(), 2);
-    let outcomes = bench.engine.commit(vec![taken[0].receipt.clone()]).await.unwrap();
+    let outcomes = bench.engine.commit(from_ref(&taken[0].receipt)).await.unwrap();
     assert_eq!(outcomes, [Outcome::Ok]);
 }
 
@@ -166,7 +166,7 @@ async fn a_stream_is_told_which_items_it_no_longer_holds_and_why() {
     assert_eq!(taken.len(), 4);
     ask(&mut stream).await;
     // The stream is not told of items that its consumer settles, by whichever call.
-    bench.engine.commit(vec![taken[0].receipt.clone()]).await.unwrap();
+    bench.engine.commit(from_ref(&taken[0].receipt)).await.unwrap();
     bench.engine.delete_item(&name("q"), taken[1].item.id, None).await.unwrap();
     let lost = revoked(&mut stream).await;
     assert_eq!(lost.len(), 1);
@@ -213,7 +213,7 @@ async fn a_lease_that_was_extended_elsewhere_has_not_ended() {
     bench.clock.advance(LEASE * 2);
     bench.engine.rescan_all();
     bench.faults.until_done("lease_ends", 1).await;
-    assert_eq!(bench.engine.commit(vec![receipt]).await.unwrap(), [Outcome::Ok]);
+    assert_eq!(bench.engine.commit(&[receipt]).await.unwrap(), [Outcome::Ok]);
     // The stream had no room for the second item until now, and is not told that it lost the first.
     let next = deliveries(&mut stream).await;
     assert_eq!(next[0].item.attempt, 1);
@@ -283,7 +283,7 @@ async fn a_settle_that_is_about_to_be_answered_revokes_nothing() {
     bench.faults.set("commit", Fault::HeldAfter);
     let engine = Arc::clone(&bench.engine);
     let receipts = vec![taken[0].receipt.clone()];
-    let commit = tokio::spawn(async move { engine.commit(receipts).await });
+    let commit = tokio::spawn(async move { engine.commit(&receipts).await });
     bench.faults.until_done("commit", 1).await;
     let dispatcher = bench.engine.dispatcher(&name("q")).unwrap();
     dispatcher.settled_elsewhere(bench.engine.now());
@@ -320,7 +320,7 @@ async fn a_rollback_that_is_about_to_be_answered_revokes_nothing() {
     bench.faults.set("rollback", Fault::None);
     assert_eq!(rollback.await.unwrap().unwrap(), [Outcome::Ok]);
     bench.clock.advance(Duration::from_secs(5));
-    assert_eq!(bench.engine.commit(vec![again[0].receipt.clone()]).await.unwrap(), [Outcome::Ok]);
+    assert_eq!(bench.engine.commit(from_ref(&again[0].receipt)).await.unwrap(), [Outcome::Ok]);
     bench.push(1).await;
     let next = within("an event", stream.next()).await.unwrap();
     assert!(matches!(next, Received::Deliveries(_)), "{next:?}");
@@ -359,7 +359,7 @@ async fn a_retiring_stream_ends_when_all_its_items_are_settled() {
         "the other item is for other consumers"
     );
     let ended = tokio::spawn(async move { stream.next().await.map(|_| ()) });
-    bench.engine.commit(vec![taken[0].receipt.clone()]).await.unwrap();
+    bench.engine.commit(from_ref(&taken[0].receipt)).await.unwrap();
     let ended = within("the end", ended).await.unwrap();
     assert!(matches!(ended, Err(EngineError::StreamTooOld)), "{ended:?}");
 }
@@ -595,5 +595,5 @@ async fn an_item_that_reached_nobody_is_settled_by_its_last_holder() {
     drop(stream);
     bench.until_ready(1).await;
     let receipts = vec![taken[0].receipt.clone()];
-    assert_eq!(bench.engine.commit(receipts).await.unwrap(), [Outcome::Ok]);
+    assert_eq!(bench.engine.commit(&receipts).await.unwrap(), [Outcome::Ok]);
 }

@@ -33,7 +33,9 @@ pub(super) use item::{Batch, batch, request_id, schedule, schedule_change};
 pub(super) use operation::{operation_id, operation_place, work};
 pub(super) use queue::{change, check_labels, new_queue};
 pub(super) use scaler::{Figure, Scaler, figure, scaler};
-pub(super) use settle::{CommitAndPush, commit_and_push, extend, move_item, receipts, rollbacks};
+pub(super) use settle::{
+    CommitAndPush, commit_and_push, extend, move_item, named, receipts, rollbacks,
+};
 pub(super) use take::{Take, consume, consumer, flow, lease, take};
 pub(super) use template::{pattern, template, template_change};
 

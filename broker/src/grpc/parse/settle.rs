@@ -33,6 +33,12 @@ pub(in crate::grpc) fn receipts(
     Ok(parsed)
 }
 
+/// Returns the receipts of a Rollback that are well-formed, whether all of it is or not.
+pub(in crate::grpc) fn named(request: &pb::RollbackRequest, keys: &ReceiptKeys) -> Vec<Receipt> {
+    let receipt = |item: &pb::RollbackItem| Receipt::parse("receipt", &item.receipt, keys).ok();
+    request.items.iter().filter_map(receipt).collect()
+}
+
 /// Parses a Rollback. Returns the receipts as sent, and the rollback for each.
 pub(in crate::grpc) fn rollbacks(
     request: pb::RollbackRequest,

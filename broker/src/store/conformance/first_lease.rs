@@ -37,6 +37,7 @@ async fn delivery_of(env: &Env, queue: &Arc<Queue>, pushed: Pushed, token: Lease
         lease_expire_time: item.eligible_time.unwrap_or_default(),
         previous_eligible_time: created,
         former_lease: None,
+        tag: 0,
         item: Box::new(item),
         receipt,
     }

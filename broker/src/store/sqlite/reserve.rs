@@ -100,6 +100,7 @@ pub(super) fn reserve(
             lease_expire_time: end,
             previous_eligible_time: Timestamp(stored.when.unwrap_or(tx.now.0)),
             former_lease: stored.lease,
+            tag: 0,
         };
         reserved.deliveries.push((claimant, delivery));
     }

@@ -118,7 +118,7 @@ async fn stream(load: &Arc<Load>, name: &str, way: &Way, queue: &str, fragile: b
     }
 }
 
-/// Consumes by a `ConsumeStream`, on which most items are settled.
+/// Consumes by a `ConsumeStream`, on which most items are settled: each by its receipt, or all up to one.
 async fn two_way_stream(load: &Arc<Load>, name: &str, way: &Way, queue: &str, fragile: bool) {
     let (request, message, lease) = opening(load, queue);
     let until = tokio::time::Instant::now() + load.dice.millis(100, 4_000);
@@ -134,6 +134,7 @@ async fn two_way_stream(load: &Arc<Load>, name: &str, way: &Way, queue: &str, fr
         Err(_) => return call.end(Answer::Unknown("not opened".to_owned())),
     };
     let mut settles = Settles::default();
+    let commits_up_to = load.dice.chance(0.3);
     loop {
         let message = tokio::select! {
             message = stream.message() => message,
@@ -145,14 +146,20 @@ async fn two_way_stream(load: &Arc<Load>, name: &str, way: &Way, queue: &str, fr
             Ok(None) => return call.end(Answer::Unknown("ended".to_owned())),
             Err(status) => return call.end(ended(&status)),
         };
+        let start = |request| load.recorder.start(name, &way.broker, request);
         for delivery in settles.record(&call, event, |one| load.delivery(one)) {
             if load.dice.chance(0.2) {
                 start_work(load, name, vec![delivery], lease);
                 continue;
             }
-            let start = |request| load.recorder.start(name, &way.broker, request);
             let fails = load.dice.chance(0.1);
-            settles.settle(&delivery.receipt, fails, start, |action| send(action).is_ok());
+            if fails || !commits_up_to {
+                settles.settle(&delivery.receipt, fails, start, |action| send(action).is_ok());
+            }
+        }
+        if commits_up_to {
+            let left = load.dice.number(0, 2) as usize;
+            settles.commit_all_but(left, start, |action| send(action).is_ok());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Sluicegate: PushStream and ConsumeStream; Push for single items, Reserve and Commit for workers that poll.
+//! Sluicegate: PushStream, and ConsumeStream with `commit_up_to`; Push for single items, Reserve and Commit for workers that poll.
 
 use anyhow::{Context, Result, anyhow};
 use async_trait::async_trait;
@@ -7,7 +7,7 @@ use sluicegate_client::{
     Client, NewItem,
     producer::{Producer as Pusher, PushStream, StreamOptions},
     proto::{
-        CommitRequest, ConsumeRequest, ConsumeStreamRequest, ConsumeStreamResponse,
+        CommitRequest, CommitUpTo, ConsumeRequest, ConsumeStreamRequest, ConsumeStreamResponse,
         CreateQueueRequest, Delivery, Outcome, Queue, ReserveRequest, SettleResult,
         consume_stream_request::Action, consume_stream_response::Event,
     },
@@ -82,7 +82,7 @@ async fn subscriber(client: &Client, prefetch: u16) -> Result<Box<dyn Consumer>>
     requests.send(ConsumeStreamRequest { action: Some(Action::Open(open)) }).await?;
     let opening = client.queue_service().consume_stream(ReceiverStream::new(outgoing)).await;
     let answers = opening?.into_inner();
-    Ok(Box::new(Stream { requests, answers, held: Vec::new(), unsettled: 0 }))
+    Ok(Box::new(Stream { requests, answers, received: 0, committed: 0 }))
 }
 
 struct Batches(PushStream);
@@ -109,10 +109,10 @@ impl Producer for Calls {
 struct Stream {
     requests: mpsc::Sender<ConsumeStreamRequest>,
     answers: Streaming<ConsumeStreamResponse>,
-    /// Receipts of what was returned and is not settled.
-    held: Vec<String>,
-    /// Commits that are not answered.
-    unsettled: usize,
+    /// The tag of the last item that was returned.
+    received: i64,
+    /// How many commits were answered.
+    committed: i64,
 }
 
 impl Stream {
@@ -121,11 +121,12 @@ impl Stream {
         let answer = self.answers.message().await?.context("the broker ended the stream")?;
         match answer.event {
             Some(Event::Deliveries(message)) => Ok(message.deliveries),
-            Some(Event::Settled(answer)) => {
-                self.unsettled -= answer.results.len();
-                settled(&answer.results)?;
+            Some(Event::CommittedUpTo(answer)) => {
+                settled(&answer.not_committed)?;
+                self.committed += i64::from(answer.committed);
                 Ok(Vec::new())
             }
+            Some(Event::Revoked(revoked)) => Err(anyhow!("revoked: {:?}", revoked.reason())),
             Some(Event::Error(error)) => Err(anyhow!(error.message)),
             _ => Ok(Vec::new()),
         }
@@ -137,22 +138,20 @@ impl Consumer for Stream {
     async fn next(&mut self) -> Result<Vec<Bytes>> {
         loop {
             let deliveries = self.answer().await?;
-            if !deliveries.is_empty() {
-                return Ok(payloads(deliveries, &mut self.held));
+            if let Some(last) = deliveries.last() {
+                self.received = last.delivery_tag;
+                return Ok(payloads(deliveries).collect());
             }
         }
     }
 
     async fn settle(&mut self) -> Result<()> {
-        let receipts = std::mem::take(&mut self.held);
-        self.unsettled += receipts.len();
-        let commit =
-            ConsumeStreamRequest { action: Some(Action::Commit(CommitRequest { receipts })) };
-        Ok(self.requests.send(commit).await?)
+        let commit = Action::CommitUpTo(CommitUpTo { delivery_tag: self.received });
+        Ok(self.requests.send(ConsumeStreamRequest { action: Some(commit) }).await?)
     }
 
     async fn finish(&mut self) -> Result<()> {
-        while self.unsettled > 0 {
+        while self.committed < self.received {
             self.answer().await?;
         }
         Ok(())
@@ -175,7 +174,8 @@ impl Consumer for Poller {
         };
         let request = self.client.waiting_request(reserve, WAIT);
         let answer = self.client.queue_service().reserve(request).await?.into_inner();
-        Ok(payloads(answer.deliveries, &mut self.held))
+        self.held.extend(answer.deliveries.iter().map(|delivery| delivery.receipt.clone()));
+        Ok(payloads(answer.deliveries).collect())
     }
 
     async fn settle(&mut self) -> Result<()> {
@@ -189,13 +189,8 @@ impl Consumer for Poller {
     }
 }
 
-/// Returns the payloads, and adds the receipts to `held`.
-fn payloads(deliveries: Vec<Delivery>, held: &mut Vec<String>) -> Vec<Bytes> {
-    let take = |delivery: Delivery| {
-        held.push(delivery.receipt);
-        delivery.item.unwrap_or_default().payload
-    };
-    deliveries.into_iter().map(take).collect()
+fn payloads(deliveries: Vec<Delivery>) -> impl Iterator<Item = Bytes> {
+    deliveries.into_iter().map(|delivery| delivery.item.unwrap_or_default().payload)
 }
 
 fn settled(results: &[SettleResult]) -> Result<()> {

@@ -27,7 +27,10 @@ use super::{
     api::{NodeRef, ask},
     consumers::start_work,
 };
-use crate::cluster::{Failed, failed};
+use crate::{
+    cluster::{Failed, failed},
+    plan::Weather,
+};
 
 /// How a stream consumes, and until when.
 struct Opening {
@@ -237,7 +240,12 @@ pub(super) async fn consume_two_way(
                 continue;
             }
             let fails = clients.dice.chance(clients.plan.failures);
-            settles.settle(&delivery.receipt, fails, start, send);
+            if fails || clients.plan.weather != Weather::UpTo {
+                settles.settle(&delivery.receipt, fails, start, send);
+            }
+        }
+        if !auto_commit && clients.plan.weather == Weather::UpTo {
+            settles.commit_all_but(clients.dice.number(0, 2) as usize, start, send);
         }
     }
 }

@@ -193,6 +193,7 @@ impl World {
             lease_expire_time: end,
             previous_eligible_time: previous,
             former_lease,
+            tag: 0,
         }
     }
 

@@ -89,6 +89,7 @@ fn delivery(push: Push, lease: &FirstLease, pushed: &Pushed, now: Timestamp) -> 
         lease_expire_time: end,
         previous_eligible_time: created,
         former_lease: None,
+        tag: 0,
     }
 }
 

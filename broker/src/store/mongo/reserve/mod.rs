@@ -368,6 +368,7 @@ impl Lease {
             lease_expire_time,
             previous_eligible_time,
             former_lease,
+            tag: 0,
         })
     }
 }
