@@ -41,22 +41,16 @@ impl Stream {
             return Err(sent.count);
         }
         let later = sent.open.split_off(&(tag + 1));
-        let included = std::mem::replace(&mut sent.open, later);
-        let mut receipts = Vec::with_capacity(included.len());
-        for (tag, item) in included {
-            match in_flight.get(&item) {
-                Some(held) if held.commits == 0 => receipts.push(held.receipt.clone()),
-                _ => _ = sent.open.insert(tag, item), // another call commits it
-            }
-        }
-        Ok(receipts)
+        let included = std::mem::replace(&mut sent.open, later).into_values();
+        let held = included.filter_map(|item| in_flight.get(&item));
+        Ok(held.map(|held| held.receipt.clone()).collect())
     }
 }
 
 impl Consumers {
     /// Returns the reservations under which a stream holds the items that were sent up to this tag, in their order, to be committed. Left out
-    /// are those that were [named](Self::name), those whose commits are being written, and those that were included before. If no such
-    /// tag was sent, returns the last one as an error. A stream that has ended holds nothing.
+    /// are those that were [named](Self::name) or included before. If no such tag was sent, returns the last one as an error. A stream
+    /// that has ended holds nothing.
     pub(in crate::engine) fn include_up_to(
         &mut self,
         id: ConsumerId,
@@ -110,7 +104,7 @@ impl Stream {
         included: impl Fn(&Receipt) -> bool,
     ) -> Option<Vec<Receipt>> {
         let up_to = |held: &&InFlight| (1..=tag).contains(&held.tag);
-        let open = |held: &&InFlight| !held.named && held.commits == 0 && !included(&held.receipt);
+        let open = |held: &&InFlight| !held.named && !included(&held.receipt);
         let mut held: Vec<_> = self.in_flight.values().filter(up_to).filter(open).collect();
         held.sort_by_key(|held| held.tag);
         let receipts = held.into_iter().map(|held| held.receipt.clone()).collect();
