@@ -58,6 +58,15 @@ fn bursts_of_large_batches_keep_the_promises() {
     }
 }
 
+/// Of the first 45 seeds 35 and 39 notice a broker that commits what its consumer has rolled back, if the rollback fails; of the first 12 ten notice one that commits an
+/// item more than it is asked to.
+#[test]
+fn commits_of_all_up_to_one_keep_the_promises() {
+    for seed in [3, 35, 39] {
+        keeps_the_promises_in(&["--up-to"], seed);
+    }
+}
+
 /// A simulation in which they failed would break no promise either.
 #[test]
 fn batches_on_push_streams_are_stored() {
