@@ -9,14 +9,26 @@ use crate::{
     engine::{MAY_CREATE_ALL, MoveRequest, RollbackRequest},
 };
 
-/// Opens a stream of the queue `q` with so many items, and receives them all.
-async fn received(bench: &Bench, count: usize) -> (Subscription, Vec<Delivery>) {
+/// Returns a bench with so many items, and a stream that has received them all.
+async fn received(count: usize) -> (Bench, Subscription, Vec<Delivery>) {
+    let bench = bench().await;
+    bench.push(count).await;
     let mut stream = bench.stream().await;
     let mut received = Vec::new();
     while received.len() < count {
         received.extend(deliveries(&mut stream).await);
     }
-    (stream, received)
+    (bench, stream, received)
+}
+
+/// Returns a rollback after which the item is ready at once.
+fn rollback(receipt: &Receipt) -> RollbackRequest {
+    RollbackRequest {
+        receipt: receipt.clone(),
+        delay: Some(Duration::ZERO),
+        reason: String::new(),
+        cause: Cause::Rollback,
+    }
 }
 
 /// Returns the payloads of the items that are left, in any state.
@@ -28,9 +40,7 @@ async fn left(bench: &Bench) -> Vec<String> {
 
 #[tokio::test]
 async fn all_items_up_to_one_are_committed() {
-    let bench = bench().await;
-    bench.push(5).await;
-    let (stream, items) = received(&bench, 5).await;
+    let (bench, stream, items) = received(5).await;
     let delivered = stream.delivered();
     let up_to_3 = delivered.up_to(3).unwrap();
     assert_eq!(up_to_3, receipts(&items[..3]), "in their order");
@@ -61,20 +71,13 @@ async fn only_what_was_delivered_has_a_tag() {
 
 #[tokio::test]
 async fn what_is_settled_by_its_receipt_is_left_out() {
-    let bench = bench().await;
-    bench.push(4).await;
-    let (stream, items) = received(&bench, 4).await;
+    let (bench, stream, items) = received(4).await;
     let delivered = stream.delivered();
     let receipts = receipts(&items);
     delivered.name(&receipts[2..3]);
     // Whatever becomes of that: a rollback that fails must not become a commit.
     bench.faults.set("rollback", Fault::Fails);
-    let rollback = RollbackRequest {
-        receipt: receipts[1].clone(),
-        delay: None,
-        reason: String::new(),
-        cause: Cause::Rollback,
-    };
+    let rollback = rollback(&receipts[1]);
     bench.engine.rollback(vec![rollback]).await.unwrap_err();
     let expected = [receipts[0].clone(), receipts[3].clone()];
     assert_eq!(delivered.up_to(4).unwrap(), expected);
@@ -85,9 +88,7 @@ async fn what_is_settled_by_its_receipt_is_left_out() {
 
 #[tokio::test]
 async fn what_is_to_be_moved_is_left_out() {
-    let bench = bench().await;
-    bench.push(3).await;
-    let (stream, items) = received(&bench, 3).await;
+    let (bench, stream, items) = received(3).await;
     let delivered = stream.delivered();
     let step = bench.engine.commit_and_push(items[0].receipt.clone(), vec![], MAY_CREATE_ALL);
     bench.faults.set("commit_and_push", Fault::Fails);
@@ -108,9 +109,7 @@ async fn what_is_to_be_moved_is_left_out() {
 
 #[tokio::test]
 async fn commits_that_end_in_a_panic_are_included_again() {
-    let bench = bench().await;
-    bench.push(1).await;
-    let (stream, items) = received(&bench, 1).await;
+    let (bench, stream, items) = received(1).await;
     let (delivered, included) = (stream.delivered(), stream.delivered().up_to(1).unwrap());
     bench.faults.set("commit", Fault::Panics);
     tokio::spawn(async move { delivered.commit(&included).await }).await.unwrap_err();
@@ -119,9 +118,7 @@ async fn commits_that_end_in_a_panic_are_included_again() {
 
 #[tokio::test]
 async fn commits_under_way_are_left_out_until_they_fail() {
-    let bench = bench().await;
-    bench.push(4).await;
-    let (stream, _) = received(&bench, 4).await;
+    let (bench, stream, _) = received(4).await;
     let delivered = stream.delivered();
     let first = delivered.up_to(2).unwrap();
     let second = delivered.up_to(4).unwrap();
@@ -145,15 +142,8 @@ async fn commits_under_way_are_left_out_until_they_fail() {
 
 #[tokio::test]
 async fn an_item_that_is_delivered_again_has_a_new_tag() {
-    let bench = bench().await;
-    bench.push(1).await;
-    let (mut stream, items) = received(&bench, 1).await;
-    let rollback = RollbackRequest {
-        receipt: items[0].receipt.clone(),
-        delay: Some(Duration::ZERO),
-        reason: String::new(),
-        cause: Cause::Rollback,
-    };
+    let (bench, mut stream, items) = received(1).await;
+    let rollback = rollback(&items[0].receipt);
     assert_eq!(bench.engine.rollback(vec![rollback]).await.unwrap(), [Outcome::Ok]);
     let again = deliveries(&mut stream).await;
     assert_eq!(stream.delivered().up_to(1), Ok(vec![]), "its first reservation has ended");
