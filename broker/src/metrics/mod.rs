@@ -95,6 +95,7 @@ pub struct Metrics {
     calls_refused: Counters<Word>,
     unread_bytes: Gauge,
     sqlite_log_bytes: Gauge,
+    sqlite_syncs: Histogram,
 }
 
 /// 0.1 ms to 26 s.
@@ -189,6 +190,11 @@ impl Metrics {
             sqlite_log_bytes: new.metric(
                 "sqlite_log_bytes",
                 "Length of the log beside the SQLite file; 0 on MongoDB",
+            ),
+            sqlite_syncs: new.seconds(
+                "sqlite_sync_duration",
+                "How long the disk took to sync the log beside the SQLite file",
+                latencies(),
             ),
             registry,
         }
@@ -427,6 +433,11 @@ impl Metrics {
     /// Records how long the log beside the SQLite file is.
     pub(crate) fn sqlite_log_bytes(&self, bytes: u64) {
         self.sqlite_log_bytes.set(bytes.try_into().unwrap_or(i64::MAX));
+    }
+
+    /// Records how long the disk took to sync the log beside the SQLite file.
+    pub(crate) fn sqlite_synced(&self, took: Duration) {
+        self.sqlite_syncs.observe(took.as_secs_f64());
     }
 
     /// Counts a call that was refused: for want of a token or a permission, or because there were too many.

@@ -1,8 +1,11 @@
-//! A disk that no longer syncs the store's file.
+//! A disk that no longer syncs the store's file, or its log.
 
 use rusqlite::OpenFlags;
 
-use super::{file::open, write_log::WriteLog};
+use super::{
+    file::open,
+    write_log::{FailingSyncs, WriteLog},
+};
 use crate::harness::{TestStore, new_item};
 
 /// The exit code of a broker that ends because of its disk.
@@ -10,11 +13,17 @@ const EXIT_CODE: i32 = 74;
 /// A broker has come to sync its file long before it has taken so many items.
 const MOST: i64 = 1_000;
 
-/// Pushes items to a broker until its file cannot be synced, starts another, and returns what is wrong.
+/// Pushes items to a broker until its file or its log cannot be synced, starts another, and returns what is wrong.
 ///
-/// SQLite does not write a page again that it has written into the file, while the page may be lost with the failed sync. So
+/// SQLite does not write a page again that it has written, while the page may be lost with the failed sync. So
 /// the broker has to end, and the next one has to write all of the log.
 pub(crate) async fn end_of_a_broker() -> Vec<String> {
+    let mut found = after(FailingSyncs::OfFile).await;
+    found.extend(after(FailingSyncs::OfLog).await);
+    found
+}
+
+async fn after(failing: FailingSyncs) -> Vec<String> {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let path = directory.path().canonicalize().expect("its path").join("items.db");
     let store = TestStore::Sqlite(directory);
@@ -26,16 +35,17 @@ pub(crate) async fn end_of_a_broker() -> Vec<String> {
     let broker = launch.start().await;
     let api = broker.api().await;
     api.ensure("q").await;
-    log.fail_syncs(true);
+    api.push("q", &["x"]).await;
+    log.fail_syncs(failing);
     // As long as a process has the file open, the index of the log says what of it is in the file.
     let shell = open(&path, OpenFlags::default()).expect("another process's connection");
     shell.execute_batch("SELECT * FROM sqlite_schema").expect("a readable file");
-    let mut pushed = 0;
+    let mut pushed = 1;
     while pushed < MOST && api.try_push("q", vec![new_item("x")]).await.is_ok() {
         pushed += 1;
     }
     if pushed == MOST {
-        return vec!["a broker goes on although its file cannot be synced".to_owned()];
+        return vec![format!("a broker goes on with failing syncs {failing:?}")];
     }
     let mut found = Vec::new();
     let ended = broker.ended().await;
@@ -46,7 +56,7 @@ pub(crate) async fn end_of_a_broker() -> Vec<String> {
     if in_file != Ok(0) {
         found.push(format!("{in_file:?} pages of the log are taken to be in the file"));
     }
-    log.fail_syncs(false);
+    log.fail_syncs(FailingSyncs::None);
     let broker = launch.start().await;
     let ready = broker.api().await.stats("q").await.ready;
     // The last one was not answered.

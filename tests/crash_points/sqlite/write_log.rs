@@ -61,6 +61,14 @@ pub(crate) struct Recording {
     pub(super) restarts: Vec<Position>,
 }
 
+/// Syncs that fail, as the recording library numbers them.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum FailingSyncs {
+    None = 0,
+    OfFile = 1,
+    OfLog = 2,
+}
+
 /// A log in the making.
 #[derive(Clone)]
 pub(crate) struct WriteLog {
@@ -120,9 +128,9 @@ impl WriteLog {
         self.control.write_all_at(&at.to_le_bytes(), KILL_AFTER).expect("the control file");
     }
 
-    /// Lets syncs of the store's file fail, or no longer.
-    pub(super) fn fail_syncs(&self, fail: bool) {
-        let number = u64::from(fail);
+    /// Lets syncs fail from now on.
+    pub(super) fn fail_syncs(&self, which: FailingSyncs) {
+        let number = which as u64;
         self.control.write_all_at(&number.to_le_bytes(), FAIL_SYNCS).expect("the control file");
     }
 

@@ -7,7 +7,7 @@
 //!   the store's. The shared memory, the lock and the reserve do not count: they need not survive.
 //! * `WRITE_LOG_FILE`: where steps are appended; `tests/crash_points/sqlite/write_log.rs` reads them.
 //! * `WRITE_LOG_CONTROL`: three numbers of eight bytes, in shared memory: how many steps there were, after which step
-//!   the process is killed (0: none), and whether syncs of the store's file itself fail (0: no).
+//!   the process is killed (0: none), and which syncs fail (0: none, 1: of the store's file itself, 2: of its log).
 //!
 //! Files are not synced in fact, because the machine goes on running.
 //!
@@ -203,7 +203,11 @@ fn sync(file: c_int, number: c_long) -> c_int {
             return Some(recording.step(b"", || 0, |_| Some(Step::SyncDirectory)));
         }
         let suffix = recording.suffix(path)?;
-        let fails = suffix.is_empty() && recording.control.fail_syncs.load(Ordering::SeqCst) != 0;
+        let fails = match recording.control.fail_syncs.load(Ordering::SeqCst) {
+            0 => false,
+            1 => suffix.is_empty(),
+            _ => suffix == b"-wal",
+        };
         let act = || if fails { fail(EIO) } else { 0 };
         Some(recording.step(suffix, act, |_| Some(Step::Sync)))
     });

@@ -2,7 +2,8 @@
 //!
 //! SQLite reads its log up to the first frame that is not whole, and takes that for the end, as after a crash. It
 //! cannot tell a log that ended there from a log that was cut or damaged later, and what came behind is lost silently.
-//! The mark tells them apart: the file counts its synced commits, and the mark repeats the count after each one.
+//! The mark tells them apart: the file counts the commits that have to be on disk before their calls are answered, and the
+//! mark repeats the count after each sync.
 //!
 //! The mark is written after the commit is on disk, and never before, so it never claims too much. It is not synced
 //! with each commit but now and then. A killed broker leaves it exact. After a power cut it may be older than the file,

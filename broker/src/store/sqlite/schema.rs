@@ -2,6 +2,7 @@
 
 use std::{
     fs::{self, File, Permissions, TryLockError},
+    io,
     os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt},
     path::{Path, PathBuf},
 };
@@ -283,7 +284,7 @@ impl StoreFile {
         }
         self.check_mark(&conn, matches!(checked, Whose::New))?;
         if self.existed {
-            self.sync_found().or_else(|e| refuse(format!("cannot sync {shown}: {e}")))?;
+            self.sync_found(&conn).or_else(|e| refuse(format!("cannot sync {shown}: {e}")))?;
             self.close_to_others();
         }
         self.prepare_tables(&conn, checked)?;
@@ -329,18 +330,25 @@ impl StoreFile {
         ))
     }
 
-    /// Syncs what was found in the log, and the names of the files.
+    /// Writes what was found in the log again, and syncs it and the names of the files.
     ///
     /// A broker that was killed may have written a commit and not synced it, or have created the log and not synced its
     /// name. SQLite reads such a commit as any other and never syncs it by itself, while answers rest on it from now on:
-    /// that an item is a duplicate, that a receipt was settled. The mark counts it too.
-    fn sync_found(&self) -> std::io::Result<()> {
-        match File::open(beside(&self.path, "-wal")) {
-            Ok(log) => log.sync_all()?,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
+    /// that an item is a duplicate, that a receipt was settled. The mark counts it too. A broker that ended because the log
+    /// could not be synced leaves pages which the system may take for written, so that a sync alone would not write them.
+    fn sync_found(&self, conn: &Connection) -> Result<(), Box<dyn std::error::Error>> {
+        match File::options().read(true).write(true).open(beside(&self.path, "-wal")) {
+            Ok(log) => {
+                // Nobody else writes to the log meanwhile, or begins it anew.
+                conn.execute_batch("BEGIN IMMEDIATE")?;
+                let written = write_again(&log);
+                conn.execute_batch("ROLLBACK")?;
+                written?;
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error.into()),
         }
-        sync_name(&self.path)
+        Ok(sync_name(&self.path)?)
     }
 
     /// Removes permissions of all other users, which files of earlier versions have. Permissions of the group stay.
@@ -393,7 +401,7 @@ impl StoreFile {
     }
 
     /// Syncs the file, without its log.
-    pub(super) fn sync(&self) -> std::io::Result<()> {
+    pub(super) fn sync(&self) -> io::Result<()> {
         self.lock.sync_data()
     }
 
@@ -401,7 +409,7 @@ impl StoreFile {
     ///
     /// That number is in the index of the log, at a place that SQLite documents as part of its format. Locks of this
     /// process on the index end.
-    pub(super) fn forget_checkpoints(&self) -> std::io::Result<()> {
+    pub(super) fn forget_checkpoints(&self) -> io::Result<()> {
         const WRITTEN: u64 = 96;
         let index = beside(&self.path, "-shm");
         File::options().write(true).open(index)?.write_all_at(&[0; 4], WRITTEN)
@@ -459,7 +467,7 @@ fn refuse<T>(message: String) -> Result<T> {
 
 /// Opens a file for reading and writing, and creates it if necessary so that nobody else can read it. SQLite gives its
 /// log the same permissions.
-fn open_private(path: &Path) -> std::io::Result<File> {
+fn open_private(path: &Path) -> io::Result<File> {
     File::options().create(true).truncate(false).read(true).write(true).mode(0o600).open(path)
 }
 
@@ -545,6 +553,19 @@ fn create(conn: &Connection) -> rusqlite::Result<()> {
     ))
 }
 
+/// Writes a file with what is in it, and syncs it.
+fn write_again(file: &File) -> io::Result<()> {
+    let (mut piece, mut at) = (vec![0; 1 << 20], 0);
+    loop {
+        let length = file.read_at(&mut piece, at)?;
+        if length == 0 {
+            return file.sync_all();
+        }
+        file.write_all_at(&piece[..length], at)?;
+        at += length as u64;
+    }
+}
+
 fn set_up_writer(conn: &Connection) -> rusqlite::Result<()> {
     conn.busy_timeout(std::time::Duration::from_secs(5))?;
     conn.set_prepared_statement_cache_capacity(128);
@@ -554,7 +575,7 @@ fn set_up_writer(conn: &Connection) -> rusqlite::Result<()> {
     // of the pragma is a row, which `execute_batch` skips. `writer/checkpointer.rs` writes the log into the file.
     conn.execute_batch(
         "PRAGMA journal_mode = WAL;
-         PRAGMA synchronous = FULL;
+         PRAGMA synchronous = NORMAL;
          PRAGMA fullfsync = ON;
          PRAGMA checkpoint_fullfsync = ON;
          PRAGMA temp_store = MEMORY;

@@ -9,7 +9,7 @@ use std::{
 use futures_util::FutureExt;
 use tempfile::TempDir;
 
-use super::{beside::beside, writer::Kind, *};
+use super::{beside::beside, mark, writer::Kind, *};
 use crate::{
     domain::{
         DedupId, Demand, LeaseToken, NewItem, OrderingKey, Outcome, QueueName, Receipt, Timestamp,

@@ -2,10 +2,27 @@
 
 use super::*;
 
-/// Returns the connection's `synchronous` in the transaction of a call of this kind.
-async fn synchronous(store: &SqliteStore, kind: Kind) -> i64 {
-    let level = |tx: &Tx<'_>| tx.conn.pragma_query_value(None, "synchronous", |row| row.get(0));
-    store.inner.writer.call(kind, level).await.unwrap()
+/// Writes something, and returns how many commits had been counted before.
+fn write(tx: &Tx<'_>) -> rusqlite::Result<i64> {
+    tx.conn.execute("UPDATE meta SET value = value + 1 WHERE key = 'pinged'", [])?;
+    tx.conn.query_row("SELECT value FROM meta WHERE key = 'commits'", [], |row| row.get(0))
+}
+
+/// Returns how many of the commits that count were synced.
+fn synced(path: &Path) -> i64 {
+    loop {
+        // One that is being written is not whole.
+        if let Some(noted) = mark::read(path).unwrap() {
+            return noted.commits;
+        }
+    }
+}
+
+/// Returns how many times the log was synced since the store is measured.
+fn syncs(metrics: &crate::metrics::Metrics) -> u64 {
+    let page = metrics.encode().unwrap();
+    let count = "sluicegate_sqlite_sync_duration_seconds_count ";
+    page.lines().find_map(|line| line.strip_prefix(count)).unwrap().parse().unwrap()
 }
 
 /// A push of one item.
@@ -15,23 +32,57 @@ fn push_into(queue: &str) -> Kind {
 
 #[tokio::test]
 async fn only_reserves_are_answered_before_they_are_synced() {
-    const NORMAL: i64 = 1;
-    const FULL: i64 = 2;
     let (_folder, path) = file();
     let store = open(&path).unwrap();
+    let metrics = Arc::new(crate::metrics::Metrics::new());
+    store.measure(&metrics);
     let kinds = [Kind::Reserve, push_into("q"), Kind::Reserve, Kind::Settle(1), Kind::Other];
-    let mut levels = Vec::new();
+    let mut more = Vec::new();
     for kind in kinds {
-        levels.push(synchronous(&store, kind).await);
+        let (commits, times) = (synced(&path), syncs(&metrics));
+        store.inner.writer.call(kind.clone(), write).await.unwrap();
+        more.push(synced(&path) - commits);
+        assert!(kind == Kind::Reserve || syncs(&metrics) > times);
     }
-    assert_eq!(levels, [NORMAL, FULL, NORMAL, FULL, FULL]);
+    assert_eq!(more, [0, 1, 0, 1, 1]);
 
     // Together with a push, reserves are synced with it. The first call occupies the writer until all are queued.
+    let before = synced(&path);
     let (hold, go) = hold_up(&store);
-    let (reserve, push) = (synchronous(&store, Kind::Reserve), synchronous(&store, push_into("q")));
+    let call = async |kind| {
+        store.inner.writer.call(kind, write).await.unwrap();
+        synced(&path)
+    };
+    let (reserve, push) = (call(Kind::Reserve), call(push_into("q")));
     let release = async { go.send(()).unwrap() };
     let (_, reserve, push, ()) = tokio::join!(hold, reserve, push, release);
-    assert_eq!((reserve, push), (FULL, FULL));
+    assert_eq!((reserve, push), (before + 1, before + 1));
+}
+
+/// A thread syncs while the writer goes on, so that later calls read what is not on disk yet.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn no_answer_comes_before_what_was_written_or_read_is_synced() {
+    let (_folder, path) = file();
+    let store = Arc::new(open(&path).unwrap());
+    let mut callers = tokio::task::JoinSet::new();
+    for caller in 0..8 {
+        let (store, path) = (Arc::clone(&store), path.clone());
+        callers.spawn(async move {
+            for call in 0..200 {
+                let kind = match (caller + call) % 3 {
+                    0 => Kind::Reserve,
+                    1 => push_into("q"),
+                    _ => Kind::Settle(1),
+                };
+                let writes = kind != Kind::Reserve;
+                let read = store.inner.writer.call(kind, write).await.unwrap();
+                assert!(synced(&path) >= read + i64::from(writes), "{read} {writes}");
+            }
+        });
+    }
+    while let Some(ended) = callers.join_next().await {
+        ended.unwrap();
+    }
 }
 
 #[tokio::test]
@@ -40,13 +91,8 @@ async fn a_reserve_is_synced_soon_even_if_nothing_follows() {
     let store = open(&path).unwrap();
     let queue = queue(&store);
     store.push(vec![push_of(&queue, "x")]).await.unwrap();
-    let pinged = || {
-        store.inner.read(|view| {
-            let sql = "SELECT value FROM meta WHERE key = 'pinged'";
-            view.conn.query_row(sql, [], |row| row.get::<_, i64>(0))
-        })
-    };
-    assert_eq!(pinged().await.unwrap(), 0);
+    let metrics = Arc::new(crate::metrics::Metrics::new());
+    store.measure(&metrics);
     let want = Demand {
         max_items: 1,
         max_bytes: 10,
@@ -65,8 +111,7 @@ async fn a_reserve_is_synced_soon_even_if_nothing_follows() {
             .len(),
         1
     );
-    // This write syncs the reserve too.
-    while pinged().await.unwrap() == 0 {
+    while syncs(&metrics) == 0 {
         tokio::task::yield_now().await;
     }
 }
@@ -93,18 +138,6 @@ async fn a_flood_of_pushes_leaves_room_for_other_calls() {
         assert!(pushed.iter().all(|answer| answer.as_ref().unwrap().len() == batch));
         assert_eq!(store.depth(&queue).await.unwrap().ready, 4 * batch as u64);
     }
-}
-
-#[tokio::test]
-async fn commits_are_synced() {
-    let (_folder, path) = file();
-    let store = open(&path).unwrap();
-    let pragmas = store.inner.write(|tx| {
-        let synchronous: i64 = tx.conn.pragma_query_value(None, "synchronous", |row| row.get(0))?;
-        let journal: String = tx.conn.pragma_query_value(None, "journal_mode", |row| row.get(0))?;
-        Ok((synchronous, journal))
-    });
-    assert_eq!(pragmas.await.unwrap(), (2, "wal".to_owned()));
 }
 
 #[tokio::test]

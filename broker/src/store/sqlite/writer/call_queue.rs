@@ -1,6 +1,9 @@
 //! The calls that wait for the writer, and which of them share a transaction.
 
-use std::collections::{HashMap, VecDeque};
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::mpsc,
+};
 
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
@@ -112,6 +115,11 @@ impl CallQueue {
                 self.others.push_back(job);
             }
         }
+    }
+
+    /// Adds all calls that have come.
+    pub(super) fn add_all(&mut self, arrivals: &mpsc::Receiver<Box<dyn Job>>) {
+        arrivals.try_iter().for_each(|job| self.add(job));
     }
 
     pub(super) fn is_empty(&self) -> bool {

@@ -282,7 +282,8 @@ fn is_failed_sync(error: &rusqlite::Error) -> bool {
     error.sqlite_error().is_some_and(|error| error.extended_code == ffi::SQLITE_IOERR_FSYNC)
 }
 
-fn end(file: &StoreFile, error: &dyn std::error::Error) -> ! {
+/// Ends the process, because the file or its log cannot be synced.
+pub(super) fn end(file: &StoreFile, error: &dyn std::error::Error) -> ! {
     if let Err(error) = file.forget_checkpoints() {
         tracing::error!(
             %error,

@@ -1,19 +1,25 @@
-//! The one thread that writes. All calls that have gathered while it was busy become one transaction, which one fsync
+//! The one thread that writes. All calls that have gathered while it was busy become one transaction, which one sync
 //! makes durable: the group commit. Each call has a savepoint, so that a call that fails does not affect the others.
+//! SQLite itself does not sync commits (`synchronous = NORMAL`): [`syncer`] does, while the writer goes on with the next
+//! transaction.
 //!
 //! # Which answers wait for the disk
-//! All answers but those of reserves. A transaction of reserves alone is committed with `synchronous = NORMAL`. It is
-//! atomic, visible to all later calls, and survives a killed broker, because the operating system has it. But a power
-//! cut may undo it. What it undoes is a lease, which then never was: the item is ready again, and nobody else has it,
+//! All answers but those of reserves. And every answer, also one of a reserve or of a call that changed nothing, waits for
+//! transactions before it whose answers wait: it may rest on them, for example on a push that it says is a duplicate of
+//! another. Readers beside the writer do not wait, and may see an item a moment before its push is answered.
+//!
+//! A transaction of reserves alone needs no sync of its own. It is atomic, visible to all later calls, and survives a
+//! killed broker, because the operating system has it. But a power cut may undo it. What it undoes is a lease, which then never was: the item is ready again, and nobody else has it,
 //! because the broker that handed it out died as well. A consumer that outlived the broker holds a receipt whose token
 //! the item does not have, which is `LEASE_LOST`, as for any lost lease. Lapsed leases that were counted and items that
-//! were dead-lettered on the way are found and counted again. Nothing that is answered as durable can rest on such a
-//! transaction: the log is one file, written in order and read up to the first gap, so the next sync (of a push, of a
-//! settle) keeps what came before it. A popped item is settled, and the settle synced, before the item is handed out.
-//! If no such sync comes, the writer makes one after [`worker::LAZY_FOR`].
+//! were dead-lettered on the way are found and counted again. The same goes for housekeeping. Nothing that is answered as
+//! durable can rest on such a transaction: the log is one file, written in order and read up to the first gap, so the next
+//! sync (of a push, of a settle) keeps what came before it. A popped item is settled, and the settle synced, before the
+//! item is handed out. If no such sync comes, the writer makes one after [`worker::LAZY_FOR`].
 
 mod call_queue;
 mod checkpointer;
+mod syncer;
 mod worker;
 
 use std::{
@@ -37,6 +43,7 @@ pub(super) use self::call_queue::Kind;
 use self::{
     call_queue::{Call, Job},
     checkpointer::Checkpointer,
+    syncer::Syncer,
     worker::Worker,
 };
 use super::{
@@ -103,33 +110,33 @@ impl Writer {
             ))
         };
         let (tag_bytes, next_row) = (tag.to_be_bytes(), Arc::new(AtomicI64::new(next_id)));
-        let (mut mark, mut disk, mut checkpointer) = (None, None, None);
+        let metrics = Arc::new(OnceLock::new());
+        let (mut syncer, mut disk, mut checkpointer) = (None, None, None);
         if let Some(file) = &file {
-            let mut opened = Mark::open(&file.path, tag).map_err(|e| beside("mark", e))?;
-            opened.note(commits);
-            mark = Some(opened);
+            let mut mark = Mark::open(&file.path, tag).map_err(|e| beside("mark", e))?;
+            mark.note(commits);
+            syncer = Some(Syncer::start(Arc::clone(file), mark, Arc::clone(&metrics))?);
             disk = Some(Room::beside(&file.path).map_err(|e| beside("reserve", e))?);
             checkpointer = Some(Checkpointer::start(Arc::clone(file))?);
         }
         let (jobs, waiting) = mpsc::channel(); // bounded by `room`
-        let metrics = Arc::new(OnceLock::new());
         let unblocked = Arc::new(Unblocked::default());
         let worker = Worker {
             metrics: Arc::clone(&metrics),
             checkpointer,
+            syncer,
             conn,
             tag: tag_bytes,
             clock,
             next_id: Arc::clone(&next_row),
             saved_id: next_id,
             commits,
-            mark,
+            to_sync: false,
             disk,
             upkeep,
             unblocked: RefCell::default(),
             passed_over: RefCell::default(),
             notify_unblocked: unblocked.clone(),
-            syncing: true,
             changes: 0,
             unsynced: None,
             _file: file,

@@ -18,7 +18,6 @@ use super::{
         checksum::is_corruption,
         failure::{Class, Failure},
         indexes::{MetBy, Upkeep},
-        mark::Mark,
         room::Room,
         schema::StoreFile,
         space, sweep,
@@ -26,6 +25,7 @@ use super::{
     },
     call_queue::{CallQueue, Job, Kind},
     checkpointer::Checkpointer,
+    syncer::{self, Answers, Syncer},
 };
 use crate::{
     domain::{Clock, QueueName},
@@ -39,9 +39,6 @@ const SHRINK_EVERY: Duration = Duration::from_millis(50);
 const SHRINK_EVERY_IF_BUSY: Duration = Duration::from_millis(250);
 /// Time after which a reserve is on disk at the latest.
 pub(super) const LAZY_FOR: Duration = Duration::from_millis(10);
-
-const SYNC: &str = "PRAGMA synchronous = FULL";
-const DO_NOT_SYNC: &str = "PRAGMA synchronous = NORMAL";
 
 /// Measures how many items a transaction stores and settles.
 fn note_batches(metrics: &Metrics, group: &[Box<dyn Job>]) {
@@ -66,15 +63,18 @@ pub(super) struct Worker {
     pub(super) metrics: Arc<OnceLock<Arc<Metrics>>>,
     /// `None` in memory. Its connection is closed before the writer's, which writes the rest of the log into the file.
     pub(super) checkpointer: Option<Checkpointer>,
+    /// `None` in memory. It gives its last answers before the connection is closed.
+    pub(super) syncer: Option<Syncer>,
     pub(super) conn: Connection,
     pub(super) tag: [u8; 4],
     pub(super) clock: Arc<Clock>,
     pub(super) next_id: Arc<AtomicI64>,
     /// `next_id` as it is in the file.
     pub(super) saved_id: i64,
-    /// Number of synced commits of the file.
+    /// Number of commits of the file whose answers wait for the disk.
     pub(super) commits: i64,
-    pub(super) mark: Option<Mark>,
+    /// True if the last of them has not been given to the syncer.
+    pub(super) to_sync: bool,
     pub(super) disk: Option<Room>,
     pub(super) upkeep: Upkeep,
     /// Queues to notify when this transaction is committed.
@@ -82,11 +82,9 @@ pub(super) struct Worker {
     /// Damaged rows that stay where they are.
     pub(super) passed_over: RefCell<HashSet<i64>>,
     pub(super) notify_unblocked: Arc<Unblocked>,
-    /// True while the connection syncs each commit.
-    pub(super) syncing: bool,
     /// Rows changed on the connection before this transaction.
     pub(super) changes: u64,
-    /// Since when the log has had something that is not synced.
+    /// Since when the log has had something that nobody is about to sync.
     pub(super) unsynced: Option<Instant>,
     /// Released after the connection is closed.
     pub(super) _file: Option<Arc<StoreFile>>,
@@ -105,15 +103,15 @@ impl Worker {
                 match arrivals.recv_timeout(until.saturating_duration_since(Instant::now())) {
                     Ok(job) => call_queue.add(job),
                     Err(mpsc::RecvTimeoutError::Timeout) => self.sync_if_due(),
-                    Err(mpsc::RecvTimeoutError::Disconnected) => return self.sync_mark(),
+                    Err(mpsc::RecvTimeoutError::Disconnected) => return,
                 }
             }
-            while let Ok(job) = arrivals.try_recv() {
-                call_queue.add(job);
-            }
+            call_queue.add_all(arrivals);
             let had_room = !self.is_scarce();
             let has_calls = !call_queue.is_empty();
-            self.commit_group(call_queue.next_group());
+            let answers = self.commit_group(call_queue.next_group());
+            call_queue.add_all(arrivals);
+            self.answer(answers, !call_queue.is_empty());
             if has_calls {
                 last_call = Some(Instant::now());
             }
@@ -134,8 +132,10 @@ impl Worker {
                     (false, false) => sweep_every,
                 };
                 next_sweep = Instant::now() + pause;
-                if pause == sweep_every {
-                    self.sync_mark();
+                if pause == sweep_every
+                    && let Some(syncer) = &self.syncer
+                {
+                    syncer.sync_mark();
                 }
             }
         }
@@ -146,19 +146,23 @@ impl Worker {
         self.disk.as_ref().is_some_and(Room::was_scarce)
     }
 
-    /// Syncs what reserves wrote, by a commit that is synced. If this fails, the next call reports it.
+    /// Syncs what reserves and housekeeping wrote, if it has waited long enough for others.
     fn sync_if_due(&mut self) {
-        if self.unsynced.is_none_or(|since| since.elapsed() < LAZY_FOR) {
-            return;
+        if self.unsynced.is_some_and(|since| since.elapsed() >= LAZY_FOR) {
+            self.to_sync = true;
+            self.answer(Answers::new(), false);
         }
-        let synced = self.transaction(|tx| {
-            tx.conn
-                .prepare_cached("UPDATE meta SET value = ?1 WHERE key = 'pinged'")?
-                .execute([tx.now.0])
-        });
-        if let Err(error) = synced {
-            tracing::warn!(%error, "could not sync the last reserves");
+    }
+
+    /// Answers calls when what they wrote is on disk, and what they read of others.
+    fn answer(&mut self, answers: Answers, calls_wait: bool) {
+        let to_sync = std::mem::take(&mut self.to_sync);
+        if to_sync {
             self.unsynced = None;
+        }
+        match &self.syncer {
+            Some(syncer) => syncer.answer(answers, to_sync.then_some(self.commits), calls_wait),
+            None => syncer::give(answers),
         }
     }
 
@@ -191,12 +195,6 @@ impl Worker {
         if !unblocked.is_empty() {
             let queues = unblocked.iter().filter_map(|name| QueueName::parse("queue", name).ok());
             self.notify_unblocked.add(queues);
-        }
-    }
-
-    fn sync_mark(&mut self) {
-        if let Some(mark) = &mut self.mark {
-            mark.sync();
         }
     }
 
@@ -241,8 +239,8 @@ impl Worker {
         &mut self,
         work: impl FnOnce(&Tx<'_>) -> rusqlite::Result<T>,
     ) -> rusqlite::Result<T> {
-        self.begin(true)?;
-        let done = work(&self.tx()).and_then(|done| self.commit().map(|()| done));
+        self.begin()?;
+        let done = work(&self.tx()).and_then(|done| self.commit(false).map(|()| done));
         if done.is_err() && !self.conn.is_autocommit() {
             self.conn.execute_batch("ROLLBACK")?;
         }
@@ -259,23 +257,18 @@ impl Worker {
         }
     }
 
-    /// Begins a transaction whose commit is synced if `sync`.
-    fn begin(&mut self, sync: bool) -> rusqlite::Result<()> {
-        if sync != self.syncing {
-            // The pragma takes effect when it is parsed, so it cannot come from the cache of statements.
-            self.conn.execute_batch(if sync { SYNC } else { DO_NOT_SYNC })?;
-            self.syncing = sync;
-        }
+    fn begin(&mut self) -> rusqlite::Result<()> {
         self.conn.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
         self.changes = self.conn.total_changes();
         Ok(())
     }
 
-    fn commit(&mut self) -> rusqlite::Result<()> {
+    /// Commits. `answered_durably` if the answers to what was done wait for the disk.
+    fn commit(&mut self, answered_durably: bool) -> rusqlite::Result<()> {
         let next_id = self.next_id.load(Ordering::Relaxed);
-        // A commit without changes writes nothing and syncs nothing.
+        // A commit without changes writes nothing and needs no sync.
         let changes = self.conn.total_changes() != self.changes || next_id != self.saved_id;
-        let counts = changes && self.syncing;
+        let counts = changes && answered_durably;
         if counts {
             self.conn
                 .prepare_cached(
@@ -288,13 +281,9 @@ impl Worker {
         if counts {
             self.saved_id = next_id;
             self.commits += 1;
-            if let Some(mark) = &mut self.mark {
-                mark.note(self.commits);
-            }
-        }
-        if changes {
-            self.unsynced =
-                if self.syncing { None } else { self.unsynced.or(Some(Instant::now())) };
+            self.to_sync = true;
+        } else if changes {
+            self.unsynced = self.unsynced.or_else(|| Some(Instant::now()));
         }
         let unblocked = self.unblocked.take();
         if !unblocked.is_empty() {
@@ -318,33 +307,30 @@ impl Worker {
         group
     }
 
-    fn commit_group(&mut self, group: Vec<Box<dyn Job>>) {
+    /// Does what calls ask for. Returns them with their failures, to be answered once that is on disk.
+    fn commit_group(&mut self, group: Vec<Box<dyn Job>>) -> Answers {
         let group = self.refuse_growth(group);
         if group.is_empty() {
-            return;
+            return Answers::new();
         }
         if let Some(metrics) = self.metrics.get() {
             note_batches(metrics, &group);
         }
-        let mut without_room = Vec::new();
-        for (job, failure) in self.try_group(group) {
-            match failure {
-                Some(failure) if failure.class == Class::Full && job.kind().is_repeatable() => {
-                    without_room.push(job);
-                }
-                failure => job.answer(failure),
-            }
-        }
+        let (without_room, mut answers): (Answers, Answers) =
+            self.try_group(group).into_iter().partition(|(job, failure)| {
+                let is_full = failure.as_ref().is_some_and(|failure| failure.class == Class::Full);
+                is_full && job.kind().is_repeatable()
+            });
         // The room that was set aside for these is free now.
         if !without_room.is_empty() {
-            for (job, failure) in self.try_group(without_room) {
-                job.answer(failure);
-            }
+            let again = without_room.into_iter().map(|(job, _)| job).collect();
+            answers.extend(self.try_group(again));
         }
+        answers
     }
 
     /// Runs calls in one transaction. Returns each with its failure, if it failed.
-    fn try_group(&mut self, mut group: Vec<Box<dyn Job>>) -> Vec<(Box<dyn Job>, Option<Failure>)> {
+    fn try_group(&mut self, mut group: Vec<Box<dyn Job>>) -> Answers {
         let passed_over = self.passed_over.borrow().len();
         let failures = match self.run_group(&mut group) {
             Ok(mut failures) => {
@@ -385,7 +371,8 @@ impl Worker {
     /// Runs the calls of a group in one transaction. Returns the failure of each call that failed by itself. An error
     /// fails all calls.
     fn run_group(&mut self, group: &mut [Box<dyn Job>]) -> rusqlite::Result<Vec<Option<Failure>>> {
-        self.begin(group.iter().any(|job| *job.kind() != Kind::Reserve))?;
+        self.begin()?;
+        let answered_durably = group.iter().any(|job| *job.kind() != Kind::Reserve);
         let mut failures = Vec::with_capacity(group.len());
         if let [only] = group {
             only.run(&self.tx())?;
@@ -405,7 +392,7 @@ impl Worker {
                 self.conn.prepare_cached("RELEASE call")?.execute([])?;
             }
         }
-        self.commit()?;
+        self.commit(answered_durably)?;
         Ok(failures)
     }
 }
