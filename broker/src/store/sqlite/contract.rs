@@ -482,7 +482,7 @@ impl Reserver for SqliteReserver {
         after: Timestamp,
     ) -> Result<Option<Timestamp>> {
         let queue = queue.clone();
-        self.inner.read(move |view| browse::next_eligible(view, &queue, after)).await
+        self.inner.read_ahead(move |view| browse::next_eligible(view, &queue, after)).await
     }
 }
 

@@ -6,8 +6,8 @@
 //! mark repeats the count after each sync.
 //!
 //! The mark is written after the commit is on disk, and never before, so it never claims too much. It is not synced
-//! with each commit but now and then. A killed broker leaves it exact. After a power cut it may be older than the file,
-//! which is no fault, but hides the loss of later writes.
+//! with each commit but now and then. A killed broker leaves it exact for what it has answered. After a power cut it may
+//! be older than the file, which is no fault, but hides the loss of later writes.
 
 use std::{
     fs::{self, File},
@@ -23,7 +23,7 @@ use super::beside::beside;
 pub(super) struct Noted {
     /// The tag of the ids of the store that the mark belongs to.
     pub(super) tag: u32,
-    /// Number of synced commits that were on disk.
+    /// Number of commits that were on disk.
     pub(super) commits: i64,
 }
 

@@ -167,7 +167,20 @@ impl Inner {
         self.writer.call_once(work).await
     }
 
+    /// Reads what is on disk.
     async fn read<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&View<'_>) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let read = self.read_ahead(work).await?;
+        if self.readers.is_some() {
+            self.writer.synced().await?;
+        }
+        Ok(read)
+    }
+
+    /// Reads what is on disk, or soon will be. For what no answer rests on.
+    async fn read_ahead<T: Send + 'static>(
         &self,
         work: impl FnOnce(&View<'_>) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T> {

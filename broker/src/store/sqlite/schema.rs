@@ -9,7 +9,7 @@ use std::{
 
 use rusqlite::{Connection, MAIN_DB, OpenFlags, config::DbConfig};
 
-use crate::folder::sync_name;
+use crate::folder::{sync_name, write_again};
 
 use super::{
     super::{Result, StoreError},
@@ -283,7 +283,7 @@ impl StoreFile {
             return refuse(format!("{shown} is not writable"));
         }
         self.check_mark(&conn, matches!(checked, Whose::New))?;
-        if self.existed {
+        if self.existed && matches!(checked, Whose::New | Whose::Ours(_)) {
             self.sync_found(&conn).or_else(|e| refuse(format!("cannot sync {shown}: {e}")))?;
             self.close_to_others();
         }
@@ -335,7 +335,7 @@ impl StoreFile {
     /// A broker that was killed may have written a commit and not synced it, or have created the log and not synced its
     /// name. SQLite reads such a commit as any other and never syncs it by itself, while answers rest on it from now on:
     /// that an item is a duplicate, that a receipt was settled. The mark counts it too. A broker that ended because the log
-    /// could not be synced leaves pages which the system may take for written, so that a sync alone would not write them.
+    /// could not be synced leaves a log that has to be written again. That is all of it, at every start after a kill.
     fn sync_found(&self, conn: &Connection) -> Result<(), Box<dyn std::error::Error>> {
         match File::options().read(true).write(true).open(beside(&self.path, "-wal")) {
             Ok(log) => {
@@ -551,19 +551,6 @@ fn create(conn: &Connection) -> rusqlite::Result<()> {
          PRAGMA user_version = {VERSION};
          COMMIT;"
     ))
-}
-
-/// Writes a file with what is in it, and syncs it.
-fn write_again(file: &File) -> io::Result<()> {
-    let (mut piece, mut at) = (vec![0; 1 << 20], 0);
-    loop {
-        let length = file.read_at(&mut piece, at)?;
-        if length == 0 {
-            return file.sync_all();
-        }
-        file.write_all_at(&piece[..length], at)?;
-        at += length as u64;
-    }
 }
 
 fn set_up_writer(conn: &Connection) -> rusqlite::Result<()> {

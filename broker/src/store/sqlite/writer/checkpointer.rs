@@ -278,7 +278,7 @@ fn checkpoint(conn: &Connection, file: &StoreFile) -> Attempt {
     Attempt { rest, took: begun.elapsed() }
 }
 
-fn is_failed_sync(error: &rusqlite::Error) -> bool {
+pub(super) fn is_failed_sync(error: &rusqlite::Error) -> bool {
     error.sqlite_error().is_some_and(|error| error.extended_code == ffi::SQLITE_IOERR_FSYNC)
 }
 

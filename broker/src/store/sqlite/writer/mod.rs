@@ -6,7 +6,7 @@
 //! # Which answers wait for the disk
 //! All answers but those of reserves. And every answer, also one of a reserve or of a call that changed nothing, waits for
 //! transactions before it whose answers wait: it may rest on them, for example on a push that it says is a duplicate of
-//! another. Readers beside the writer do not wait, and may see an item a moment before its push is answered.
+//! another. So do readers beside the writer, but for those whose answers nobody outside learns of.
 //!
 //! A transaction of reserves alone needs no sync of its own. It is atomic, visible to all later calls, and survives a
 //! killed broker, because the operating system has it. But a power cut may undo it. What it undoes is a lease, which then never was: the item is ready again, and nobody else has it,
@@ -43,7 +43,7 @@ pub(super) use self::call_queue::Kind;
 use self::{
     call_queue::{Call, Job},
     checkpointer::Checkpointer,
-    syncer::Syncer,
+    syncer::{Progress, Syncer},
     worker::Worker,
 };
 use super::{
@@ -89,6 +89,7 @@ pub(super) struct Writer {
     tag: [u8; 4],
     /// The row of the next item.
     next_id: Arc<AtomicI64>,
+    progress: Arc<Progress>,
     pub(super) unblocked: Arc<Unblocked>,
 }
 
@@ -110,12 +111,17 @@ impl Writer {
             ))
         };
         let (tag_bytes, next_row) = (tag.to_be_bytes(), Arc::new(AtomicI64::new(next_id)));
-        let metrics = Arc::new(OnceLock::new());
+        let (metrics, progress) = (Arc::new(OnceLock::new()), Arc::new(Progress::new(commits)));
         let (mut syncer, mut disk, mut checkpointer) = (None, None, None);
         if let Some(file) = &file {
             let mut mark = Mark::open(&file.path, tag).map_err(|e| beside("mark", e))?;
             mark.note(commits);
-            syncer = Some(Syncer::start(Arc::clone(file), mark, Arc::clone(&metrics))?);
+            syncer = Some(Syncer::start(
+                Arc::clone(file),
+                mark,
+                Arc::clone(&progress),
+                Arc::clone(&metrics),
+            )?);
             disk = Some(Room::beside(&file.path).map_err(|e| beside("reserve", e))?);
             checkpointer = Some(Checkpointer::start(Arc::clone(file))?);
         }
@@ -131,6 +137,7 @@ impl Writer {
             next_id: Arc::clone(&next_row),
             saved_id: next_id,
             commits,
+            progress: Arc::clone(&progress),
             to_sync: false,
             disk,
             upkeep,
@@ -139,17 +146,34 @@ impl Writer {
             notify_unblocked: unblocked.clone(),
             changes: 0,
             unsynced: None,
-            _file: file,
+            file,
         };
         let thread = start_thread("sqlite-writer", move || worker.work(&waiting, sweep_every))?;
         let room = Arc::new(Semaphore::new(MAX_WAITING));
         let (jobs, thread) = (Some(jobs), Some(thread));
-        Ok(Self { jobs, room, thread, metrics, tag: tag_bytes, next_id: next_row, unblocked })
+        Ok(Self {
+            jobs,
+            room,
+            thread,
+            metrics,
+            tag: tag_bytes,
+            next_id: next_row,
+            progress,
+            unblocked,
+        })
     }
 
     /// Returns the id of the item that was stored last, whether its transaction is committed or not.
     pub(super) fn last_id(&self) -> ItemId {
         item_id(self.tag, self.next_id.load(Ordering::Relaxed) - 1)
+    }
+
+    /// Waits until all is on disk that a reader may have seen before.
+    pub(super) async fn synced(&self) -> Result<()> {
+        if self.progress.is_synced() {
+            return Ok(());
+        }
+        self.call(Kind::Reserve, |_| Ok(())).await // its answer waits for all before it
     }
 
     /// Measures from now on how many items share a transaction, and how long sweeps take.

@@ -7,7 +7,7 @@ use std::{
     fs::File,
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicI64, AtomicUsize, Ordering},
         mpsc,
     },
     thread,
@@ -39,6 +39,32 @@ struct Order {
     commits: Option<i64>,
 }
 
+/// How far the log is on disk.
+#[derive(Debug)]
+pub(super) struct Progress {
+    /// Number of commits that others see, or are about to see.
+    written: AtomicI64,
+    /// Number of those that are on disk.
+    synced: AtomicI64,
+}
+
+impl Progress {
+    pub(super) fn new(commits: i64) -> Self {
+        Self { written: commits.into(), synced: commits.into() }
+    }
+
+    /// Says that others may see this number of commits from now on.
+    pub(super) fn written(&self, commits: i64) {
+        self.written.store(commits, Ordering::SeqCst);
+    }
+
+    /// Returns true if all that anybody can see is on disk.
+    pub(super) fn is_synced(&self) -> bool {
+        let synced = self.synced.load(Ordering::SeqCst);
+        synced >= self.written.load(Ordering::SeqCst)
+    }
+}
+
 /// The handle of the thread.
 pub(super) struct Syncer {
     log: Arc<Log>,
@@ -53,9 +79,10 @@ impl Syncer {
     pub(super) fn start(
         file: Arc<StoreFile>,
         mark: Mark,
+        progress: Arc<Progress>,
         metrics: Arc<OnceLock<Arc<Metrics>>>,
     ) -> Result<Self> {
-        let log = Arc::new(Log::open(file, mark, metrics)?);
+        let log = Arc::new(Log::open(file, mark, progress, metrics)?);
         let (orders, ordered) = mpsc::channel(); // bounded by the calls that may wait
         let open = Arc::new(AtomicUsize::new(0));
         let (of_thread, left) = (Arc::clone(&log), Arc::clone(&open));
@@ -130,6 +157,7 @@ pub(super) fn give(answers: Answers) {
 struct Log {
     log: File,
     mark: Mutex<Mark>,
+    progress: Arc<Progress>,
     metrics: Arc<OnceLock<Arc<Metrics>>>,
     file: Arc<StoreFile>,
 }
@@ -138,13 +166,14 @@ impl Log {
     fn open(
         file: Arc<StoreFile>,
         mark: Mark,
+        progress: Arc<Progress>,
         metrics: Arc<OnceLock<Arc<Metrics>>>,
     ) -> Result<Self> {
         let path = beside(&file.path, "-wal");
         let log = File::open(&path).map_err(|error| {
             StoreError::Unsupported(format!("cannot open the log {}: {error}", path.display()))
         })?;
-        Ok(Self { log, mark: Mutex::new(mark), metrics, file })
+        Ok(Self { log, mark: Mutex::new(mark), progress, metrics, file })
     }
 
     /// Syncs the log, which has this number of commits. The process ends if that fails: SQLite takes what it has written for
@@ -158,6 +187,7 @@ impl Log {
             metrics.sqlite_synced(start.elapsed());
         }
         self.mark.lock().note(commits);
+        self.progress.synced.store(commits, Ordering::SeqCst);
     }
 }
 
@@ -165,6 +195,8 @@ impl Log {
 mod tests {
     use super::*;
     use crate::store::sqlite::{mark, tx::Tx, writer::Kind};
+
+    const THREAD: &str = "sqlite-sync";
 
     /// What happened, in its order.
     type Events = Arc<Mutex<Vec<String>>>;
@@ -188,7 +220,13 @@ mod tests {
         }
 
         fn answer(self: Box<Self>, _: Option<Failure>) {
-            self.events.lock().push(self.name.to_owned());
+            let by_thread = thread::current().name() == Some(THREAD);
+            let told = if by_thread {
+                format!("{}, by the thread", self.name)
+            } else {
+                self.name.to_owned()
+            };
+            self.events.lock().push(told);
         }
     }
 
@@ -223,7 +261,10 @@ mod tests {
         let file = Arc::new(StoreFile::lock(&path).unwrap());
         let _writer = file.open_writer().unwrap();
         let mark = Mark::open(&path, 7).unwrap();
-        let syncer = Syncer::start(Arc::clone(&file), mark, Arc::default()).unwrap();
+        let progress = Arc::new(Progress::new(0));
+        let syncer =
+            Syncer::start(Arc::clone(&file), mark, Arc::clone(&progress), Arc::default()).unwrap();
+        progress.written(2);
         let noted = || mark::read(&path).unwrap().map(|noted| noted.commits);
         let events = Events::default();
 
@@ -233,10 +274,12 @@ mod tests {
         assert_eq!((noted(), events.lock().len()), (Some(1), 2));
 
         syncer.open.fetch_add(1, Ordering::Relaxed); // as if the thread were at work
-        syncer.answer(answers("read, by the thread", &events), None, false);
-        syncer.answer(answers("wrote, by the thread", &events), Some(2), false);
+        syncer.answer(answers("read", &events), None, false);
+        syncer.answer(answers("wrote", &events), Some(2), false);
+        assert!(!progress.is_synced() || noted() == Some(2));
         drop(syncer);
         assert_eq!(noted(), Some(2));
+        assert!(progress.is_synced());
         let expected = ["read", "wrote", "read, by the thread", "wrote, by the thread"];
         assert_eq!(*events.lock(), expected);
     }

@@ -24,8 +24,8 @@ use super::{
         tx::{Tx, View},
     },
     call_queue::{CallQueue, Job, Kind},
-    checkpointer::Checkpointer,
-    syncer::{self, Answers, Syncer},
+    checkpointer::{Checkpointer, end, is_failed_sync},
+    syncer::{self, Answers, Progress, Syncer},
 };
 use crate::{
     domain::{Clock, QueueName},
@@ -73,6 +73,7 @@ pub(super) struct Worker {
     pub(super) saved_id: i64,
     /// Number of commits of the file whose answers wait for the disk.
     pub(super) commits: i64,
+    pub(super) progress: Arc<Progress>,
     /// True if the last of them has not been given to the syncer.
     pub(super) to_sync: bool,
     pub(super) disk: Option<Room>,
@@ -87,7 +88,7 @@ pub(super) struct Worker {
     /// Since when the log has had something that nobody is about to sync.
     pub(super) unsynced: Option<Instant>,
     /// Released after the connection is closed.
-    pub(super) _file: Option<Arc<StoreFile>>,
+    pub(super) file: Option<Arc<StoreFile>>,
 }
 
 impl Worker {
@@ -276,8 +277,18 @@ impl Worker {
                      WHERE key IN ('next_id', 'time', 'commits')",
                 )?
                 .execute([next_id, self.clock.now_by_machine().0, self.commits + 1])?;
+            self.progress.written(self.commits + 1); // others see it before this thread goes on
         }
-        self.conn.prepare_cached("COMMIT")?.execute([])?;
+        let committed =
+            self.conn.prepare_cached("COMMIT").and_then(|mut commit| commit.execute([]));
+        if let Err(error) = committed {
+            self.progress.written(self.commits);
+            // SQLite itself syncs the beginning of a log.
+            if let Some(file) = self.file.as_ref().filter(|_| is_failed_sync(&error)) {
+                end(file, &error);
+            }
+            return Err(error);
+        }
         if counts {
             self.saved_id = next_id;
             self.commits += 1;
