@@ -191,11 +191,7 @@ impl Metrics {
                 "sqlite_log_bytes",
                 "Length of the log beside the SQLite file; 0 on MongoDB",
             ),
-            sqlite_syncs: new.seconds(
-                "sqlite_sync_duration",
-                "How long the disk took to sync the log beside the SQLite file",
-                latencies(),
-            ),
+            sqlite_syncs: new.seconds("sqlite_sync_duration", "Syncs of SQLite's log", latencies()),
             registry,
         }
     }

@@ -119,7 +119,9 @@ impl CallQueue {
 
     /// Adds all calls that have come.
     pub(super) fn add_all(&mut self, arrivals: &mpsc::Receiver<Box<dyn Job>>) {
-        arrivals.try_iter().for_each(|job| self.add(job));
+        for job in arrivals.try_iter() {
+            self.add(job);
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {

@@ -137,17 +137,17 @@ fn work(ordered: &mpsc::Receiver<Order>, open: &AtomicUsize, sync: impl Fn(i64))
         let done = waiting.len();
         let unsynced = waiting.iter().position(|order| order.commits.is_some()).unwrap_or(done);
         let rest = waiting.split_off(unsynced);
-        waiting.into_iter().for_each(|order| give(order.answers));
+        give(waiting.into_iter().flat_map(|order| order.answers));
         if let Some(commits) = rest.iter().filter_map(|order| order.commits).max() {
             sync(commits);
         }
-        rest.into_iter().for_each(|order| give(order.answers));
+        give(rest.into_iter().flat_map(|order| order.answers));
         open.fetch_sub(done, Ordering::Release);
     }
 }
 
 /// Answers calls.
-pub(super) fn give(answers: Answers) {
+pub(super) fn give(answers: impl IntoIterator<Item = (Box<dyn Job>, Option<Failure>)>) {
     for (job, failure) in answers {
         job.answer(failure);
     }
@@ -155,7 +155,7 @@ pub(super) fn give(answers: Answers) {
 
 /// The log beside the store's file.
 struct Log {
-    log: File,
+    written: File,
     mark: Mutex<Mark>,
     progress: Arc<Progress>,
     metrics: Arc<OnceLock<Arc<Metrics>>>,
@@ -170,17 +170,17 @@ impl Log {
         metrics: Arc<OnceLock<Arc<Metrics>>>,
     ) -> Result<Self> {
         let path = beside(&file.path, "-wal");
-        let log = File::open(&path).map_err(|error| {
+        let written = File::open(&path).map_err(|error| {
             StoreError::Unsupported(format!("cannot open the log {}: {error}", path.display()))
         })?;
-        Ok(Self { log, mark: Mutex::new(mark), progress, metrics, file })
+        Ok(Self { written, mark: Mutex::new(mark), progress, metrics, file })
     }
 
     /// Syncs the log, which has this number of commits. The process ends if that fails: SQLite takes what it has written for
     /// written, and the calls that wait for their answers have done what others have seen.
     fn sync(&self, commits: i64) {
         let start = Instant::now();
-        if let Err(error) = self.log.sync_data() {
+        if let Err(error) = self.written.sync_data() {
             checkpointer::end(&self.file, &error);
         }
         if let Some(metrics) = self.metrics.get() {
