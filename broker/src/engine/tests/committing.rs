@@ -45,7 +45,8 @@ async fn a_stream_receives_the_next_item_while_a_commit_is_written() {
     assert_eq!(bench.items().await.len(), 4, "nothing is committed yet");
     let also_committing = bench.commit(&second, 1);
     bench.faults.until_begun("commit", 2).await;
-    ask(&mut stream).await; // it holds two, and may have one in flight
+    let third = within("the third item", deliveries(&mut stream)).await;
+    assert_eq!(payloads(third.iter().map(|one| &*one.item)), ["2"]);
 
     // A failed commit takes its place again, and one whose caller leaves.
     bench.faults.set("commit", Fault::Fails);
@@ -58,11 +59,14 @@ async fn a_stream_receives_the_next_item_while_a_commit_is_written() {
     assert!(left.await.unwrap_err().is_cancelled());
     bench.faults.set("commit", Fault::None);
     assert_eq!(bench.commit(&first, 1).await.unwrap().unwrap(), [Outcome::Ok]);
-    ask(&mut stream).await; // the second item is in flight
-    until_assigned(&bench, 1).await;
+    ask(&mut stream).await; // two items are in flight
+    until_assigned(&bench, 2).await;
     assert_eq!(bench.commit(&second, 1).await.unwrap().unwrap(), [Outcome::Ok]);
-    let third = within("the third item", deliveries(&mut stream)).await;
-    assert_eq!(payloads(third.iter().map(|one| &*one.item)), ["2"]);
+    ask(&mut stream).await; // the third item is in flight
+    until_assigned(&bench, 1).await;
+    assert_eq!(bench.commit(&third, 1).await.unwrap().unwrap(), [Outcome::Ok]);
+    let fourth = within("the fourth item", deliveries(&mut stream)).await;
+    assert_eq!(payloads(fourth.iter().map(|one| &*one.item)), ["3"]);
 }
 
 #[tokio::test]
