@@ -173,9 +173,7 @@ impl Inner {
         work: impl FnOnce(&View<'_>) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T> {
         let read = self.read_ahead(work).await?;
-        if self.readers.is_some() {
-            self.writer.synced().await?;
-        }
+        self.writer.synced().await?;
         Ok(read)
     }
 

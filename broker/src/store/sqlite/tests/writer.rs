@@ -148,6 +148,19 @@ async fn a_flood_of_pushes_leaves_room_for_other_calls() {
     }
 }
 
+/// SQLite itself syncs where a log begins and where it is written into the file.
+#[tokio::test]
+async fn sqlite_syncs_all_but_commits() {
+    let (_folder, path) = file();
+    let store = open(&path).unwrap();
+    let pragmas = store.inner.write(|tx| {
+        let synchronous: i64 = tx.conn.pragma_query_value(None, "synchronous", |row| row.get(0))?;
+        let journal: String = tx.conn.pragma_query_value(None, "journal_mode", |row| row.get(0))?;
+        Ok((synchronous, journal))
+    });
+    assert_eq!(pragmas.await.unwrap(), (1, "wal".to_owned()));
+}
+
 #[tokio::test]
 async fn a_full_disk_fails_all_calls_and_leaves_the_store_whole() {
     let (_folder, path) = file();

@@ -9,13 +9,14 @@
 //! another. So do readers beside the writer, but for those whose answers nobody outside learns of.
 //!
 //! A transaction of reserves alone needs no sync of its own. It is atomic, visible to all later calls, and survives a
-//! killed broker, because the operating system has it. But a power cut may undo it. What it undoes is a lease, which then never was: the item is ready again, and nobody else has it,
-//! because the broker that handed it out died as well. A consumer that outlived the broker holds a receipt whose token
-//! the item does not have, which is `LEASE_LOST`, as for any lost lease. Lapsed leases that were counted and items that
-//! were dead-lettered on the way are found and counted again. The same goes for housekeeping. Nothing that is answered as
-//! durable can rest on such a transaction: the log is one file, written in order and read up to the first gap, so the next
-//! sync (of a push, of a settle) keeps what came before it. A popped item is settled, and the settle synced, before the
-//! item is handed out. If no such sync comes, the writer makes one after [`worker::LAZY_FOR`].
+//! killed broker, because the operating system has it. But a power cut may undo it. What it undoes is a lease, which then
+//! never was: the item is ready again, and nobody else has it, because the broker that handed it out died as well. A
+//! consumer that outlived the broker holds a receipt whose token the item does not have, which is `LEASE_LOST`, as for any
+//! lost lease. Lapsed leases that were counted and items that were dead-lettered on the way are found and counted again.
+//! The same goes for housekeeping. Nothing that is answered as durable can rest on such a transaction: the log is one
+//! file, written in order and read up to the first gap, so the next sync (of a push, of a settle) keeps what came before
+//! it. A popped item is settled, and the settle synced, before the item is handed out. If no such sync comes, the writer
+//! makes one after [`worker::LAZY_FOR`].
 
 mod call_queue;
 mod checkpointer;
@@ -137,7 +138,6 @@ impl Writer {
             next_id: Arc::clone(&next_row),
             saved_id: next_id,
             commits,
-            progress: Arc::clone(&progress),
             to_sync: false,
             disk,
             upkeep,

@@ -29,8 +29,13 @@ use super::{
 };
 use crate::metrics::Metrics;
 
-/// Calls whose transaction has ended, each with its failure, if it failed.
-pub(super) type Answers = Vec<(Box<dyn Job>, Option<Failure>)>;
+/// The name of the thread.
+const THREAD: &str = "sqlite-sync";
+
+/// A call whose transaction has ended, with its failure, if it failed.
+type Answer = (Box<dyn Job>, Option<Failure>);
+/// Calls to answer together.
+pub(super) type Answers = Vec<Answer>;
 
 /// What is to be answered together.
 struct Order {
@@ -51,11 +56,6 @@ pub(super) struct Progress {
 impl Progress {
     pub(super) fn new(commits: i64) -> Self {
         Self { written: commits.into(), synced: commits.into() }
-    }
-
-    /// Says that others may see this number of commits from now on.
-    pub(super) fn written(&self, commits: i64) {
-        self.written.store(commits, Ordering::SeqCst);
     }
 
     /// Returns true if all that anybody can see is on disk.
@@ -87,8 +87,13 @@ impl Syncer {
         let open = Arc::new(AtomicUsize::new(0));
         let (of_thread, left) = (Arc::clone(&log), Arc::clone(&open));
         let work = move || work(&ordered, &left, |commits| of_thread.sync(commits));
-        let thread = start_thread("sqlite-sync", work)?;
+        let thread = start_thread(THREAD, work)?;
         Ok(Self { log, orders: Some(orders), open, thread: Some(thread) })
+    }
+
+    /// Says that others may see this number of commits from now on.
+    pub(super) fn announce(&self, commits: i64) {
+        self.log.progress.written.store(commits, Ordering::SeqCst);
     }
 
     /// Answers calls once this number of commits is on disk, and all that they may have read.
@@ -147,7 +152,7 @@ fn work(ordered: &mpsc::Receiver<Order>, open: &AtomicUsize, sync: impl Fn(i64))
 }
 
 /// Answers calls.
-pub(super) fn give(answers: impl IntoIterator<Item = (Box<dyn Job>, Option<Failure>)>) {
+pub(super) fn give(answers: impl IntoIterator<Item = Answer>) {
     for (job, failure) in answers {
         job.answer(failure);
     }
@@ -195,8 +200,6 @@ impl Log {
 mod tests {
     use super::*;
     use crate::store::sqlite::{mark, tx::Tx, writer::Kind};
-
-    const THREAD: &str = "sqlite-sync";
 
     /// What happened, in its order.
     type Events = Arc<Mutex<Vec<String>>>;
@@ -264,7 +267,7 @@ mod tests {
         let progress = Arc::new(Progress::new(0));
         let syncer =
             Syncer::start(Arc::clone(&file), mark, Arc::clone(&progress), Arc::default()).unwrap();
-        progress.written(2);
+        syncer.announce(2);
         let noted = || mark::read(&path).unwrap().map(|noted| noted.commits);
         let events = Events::default();
 

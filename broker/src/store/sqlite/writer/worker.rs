@@ -25,7 +25,7 @@ use super::{
     },
     call_queue::{CallQueue, Job, Kind},
     checkpointer::{Checkpointer, end, is_failed_sync},
-    syncer::{self, Answers, Progress, Syncer},
+    syncer::{self, Answers, Syncer},
 };
 use crate::{
     domain::{Clock, QueueName},
@@ -73,7 +73,6 @@ pub(super) struct Worker {
     pub(super) saved_id: i64,
     /// Number of commits of the file whose answers wait for the disk.
     pub(super) commits: i64,
-    pub(super) progress: Arc<Progress>,
     /// True if the last of them has not been given to the syncer.
     pub(super) to_sync: bool,
     pub(super) disk: Option<Room>,
@@ -277,12 +276,12 @@ impl Worker {
                      WHERE key IN ('next_id', 'time', 'commits')",
                 )?
                 .execute([next_id, self.clock.now_by_machine().0, self.commits + 1])?;
-            self.progress.written(self.commits + 1); // others see it before this thread goes on
+            self.announce(self.commits + 1); // others see it before this thread goes on
         }
         let committed =
             self.conn.prepare_cached("COMMIT").and_then(|mut commit| commit.execute([]));
         if let Err(error) = committed {
-            self.progress.written(self.commits);
+            self.announce(self.commits);
             // SQLite itself syncs the beginning of a log.
             if let Some(file) = self.file.as_ref().filter(|_| is_failed_sync(&error)) {
                 end(file, &error);
@@ -301,6 +300,12 @@ impl Worker {
             self.notify_unblocked.add(unblocked);
         }
         Ok(())
+    }
+
+    fn announce(&self, commits: i64) {
+        if let Some(syncer) = &self.syncer {
+            syncer.announce(commits);
+        }
     }
 
     /// Refuses calls that would store more than there is room for, and returns the others.
