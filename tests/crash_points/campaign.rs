@@ -16,7 +16,7 @@ use crate::{
     case::{Case, Outcome},
     faults::{Effect, FAULTS, Fault},
     lane::{Lane, Server, Stalls},
-    sqlite::{self, Recording},
+    sqlite::{self, End, FailingSyncs, Recording},
     transitions::Transition,
     wire::Command,
 };
@@ -25,6 +25,13 @@ use crate::{
 const MOST: usize = 40;
 /// The same of steps of an SQLite store with its files.
 const MOST_STEPS: usize = 400;
+
+/// How brokers of an SQLite store end while clients call at the same time.
+const AT_ONCE: [[End; 2]; 3] = [
+    [End::Kill, End::FailedSync(FailingSyncs::OfLog)],
+    [End::FailedSync(FailingSyncs::OfLog), End::Kill],
+    [End::FailedSync(FailingSyncs::OfFile), End::FailedSync(FailingSyncs::OfLog)],
+];
 
 /// What to run.
 #[derive(Debug)]
@@ -111,6 +118,10 @@ pub(crate) async fn run(choice: Choice) -> bool {
         for found in sqlite::end_of_a_broker().await {
             println!("FOUND: {found}");
             good = false;
+        }
+        for ends in AT_ONCE {
+            let recording = sqlite::record(&ends).await;
+            lock(&campaign.recordings).push(recording);
         }
     }
     let stalls = Stalls::default();

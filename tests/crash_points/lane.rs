@@ -17,7 +17,7 @@ use crate::{
     harness::{Api, Broker, Launch, TestStore},
     inspection,
     proxy::Proxy,
-    sqlite::{Answered, Position, Recording, StoreFile, WriteLog},
+    sqlite::{Answered, Position, Promises, Recorded, Recording, StoreFile, WriteLog},
     wire::Command,
 };
 
@@ -119,14 +119,7 @@ impl Lane {
                 (store, database, injector, launch, Some(launch_beside), app_name)
             }
             Server::Sqlite => {
-                let directory = tempfile::tempdir().expect("a temporary directory");
-                let path = directory.path().canonicalize().expect("its path").join("items.db");
-                let store = TestStore::Sqlite(directory);
-                let log = WriteLog::begin(&path);
-                let mut launch = store.launch();
-                for (name, value) in log.variables() {
-                    launch = launch.variable(name, value);
-                }
+                let Recorded { store, path, log, launch } = Recorded::begin();
                 let injector = Injector::Writes { log: log.clone(), armed: Armed::default() };
                 let database = Database::Sqlite(StoreFile { path, log });
                 (store, database, injector, launch, None, String::new())
@@ -273,6 +266,6 @@ impl Lane {
         let broker = Arc::into_inner(self.broker.take()?);
         let Injector::Writes { log, .. } = &self.injector else { return None };
         broker?.stop().await;
-        Some(log.finish(self.answers, self.restarts))
+        Some(log.finish(Promises::Answers(self.answers), self.restarts))
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::write_log::{Act, Step};
+use super::write_log::{Act, Position, Step};
 
 /// The contents of files by their names.
 pub(super) type Files = BTreeMap<String, Vec<u8>>;
@@ -70,8 +70,10 @@ pub(super) struct Disk {
     names: BTreeMap<String, usize>,
     synced_names: BTreeMap<String, usize>,
     synced: Vec<Vec<u8>>,
+    /// The contents of the files as all see them.
+    seen: Vec<Vec<u8>>,
     pending: Vec<Pending>,
-    /// Grows whenever something reaches the disk.
+    /// Grows whenever something reaches the disk, or is lost.
     version: usize,
 }
 
@@ -120,6 +122,7 @@ impl Disk {
         match &step.act {
             Act::Create => {
                 self.synced.push(Vec::new());
+                self.seen.push(Vec::new());
                 self.names.insert(step.file.clone(), self.synced.len() - 1);
                 later(Change::Create(step.file.clone(), self.synced.len() - 1));
             }
@@ -127,28 +130,42 @@ impl Disk {
                 self.names.remove(&step.file);
                 later(Change::Unlink(step.file.clone()));
             }
-            Act::Write(..) | Act::Truncate(_) => {
-                later(Change::Content(self.names[&step.file]));
+            act @ (Act::Write(..) | Act::Truncate(_)) => {
+                let file = self.names[&step.file];
+                later(Change::Content(file));
+                change(&mut self.seen[file], act);
             }
-            Act::Sync => {
-                let Some(file) = self.names.get(&step.file).copied() else { return };
-                self.reach_disk(
-                    steps,
-                    |change| matches!(change, Change::Content(of) if *of == file),
-                );
+            Act::Sync(begun) => {
+                let done = self.take_content(&step.file, *begun);
+                self.reach_disk(steps, done);
             }
+            // The system takes it for written, and so no later sync writes it.
+            Act::FailedSync(begun) => drop(self.take_content(&step.file, *begun)),
             Act::SyncDirectory => {
-                self.reach_disk(steps, |change| !matches!(change, Change::Content(_)));
+                let done = self.take(|one| !matches!(one.change, Change::Content(_)));
+                self.reach_disk(steps, done);
             }
         }
     }
 
-    fn reach_disk(&mut self, steps: &[Step], which: impl Fn(&Change) -> bool) {
-        let (done, pending) =
-            std::mem::take(&mut self.pending).into_iter().partition(|one| which(&one.change));
+    /// Takes the changes of a file's content that are older than a step from those that are not synced.
+    fn take_content(&mut self, name: &str, before: Position) -> Vec<Pending> {
+        let file = self.names.get(name).copied();
+        self.take(|one| {
+            let is_older = (one.step as Position) < before;
+            matches!(one.change, Change::Content(of) if Some(of) == file) && is_older
+        })
+    }
+
+    fn take(&mut self, which: impl Fn(&Pending) -> bool) -> Vec<Pending> {
+        let (taken, pending) = std::mem::take(&mut self.pending).into_iter().partition(which);
         self.pending = pending;
-        let done: Vec<Pending> = done;
-        self.version += usize::from(!done.is_empty());
+        let taken: Vec<Pending> = taken;
+        self.version += usize::from(!taken.is_empty());
+        taken
+    }
+
+    fn reach_disk(&mut self, steps: &[Step], done: Vec<Pending>) {
         for one in done {
             match one.change {
                 Change::Content(file) => change(&mut self.synced[file], &steps[one.step].act),
@@ -156,6 +173,12 @@ impl Disk {
                 Change::Unlink(name) => drop(self.synced_names.remove(&name)),
             }
         }
+    }
+
+    /// Returns the files as all see them.
+    pub(super) fn seen(&self) -> Files {
+        let content = |(name, file): (&String, &usize)| (name.clone(), self.seen[*file].clone());
+        self.names.iter().map(content).collect()
     }
 
     /// Returns the number of changes that are not synced.

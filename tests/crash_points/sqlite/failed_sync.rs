@@ -5,9 +5,9 @@ use rusqlite::OpenFlags;
 
 use super::{
     file::open,
-    write_log::{FailingSyncs, WriteLog},
+    write_log::{FailingSyncs, Recorded},
 };
-use crate::harness::{TestStore, new_item};
+use crate::harness::new_item;
 
 /// The exit code of a broker that ends because of its disk.
 const EXIT_CODE: i32 = 74;
@@ -27,14 +27,7 @@ pub(crate) async fn end_of_a_broker() -> Vec<String> {
 }
 
 async fn after(failing: FailingSyncs) -> Vec<String> {
-    let directory = tempfile::tempdir().expect("a temporary directory");
-    let path = directory.path().canonicalize().expect("its path").join("items.db");
-    let store = TestStore::Sqlite(directory);
-    let log = WriteLog::begin(&path);
-    let launch = log
-        .variables()
-        .into_iter()
-        .fold(store.launch(), |launch, (name, value)| launch.variable(name, value));
+    let Recorded { store: _store, path, log, launch } = Recorded::begin();
     let broker = launch.start().await;
     let api = broker.api().await;
     api.ensure("q").await;

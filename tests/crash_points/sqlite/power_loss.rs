@@ -6,6 +6,7 @@ use std::{
     fs,
     hash::{Hash as _, Hasher as _},
     path::{Path, PathBuf},
+    rc::Rc,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering},
@@ -19,7 +20,8 @@ use sluicegate_broker::{domain::Clock, store::sqlite::SqliteStore};
 use super::{
     disk::{Disk, Files, Kept, State},
     file::open,
-    write_log::{Act, Answered, Recording, Step},
+    promises::{Promises, broken},
+    write_log::{Act, Recording, Step},
 };
 
 /// Bytes of the header of SQLite's log, of the header of each frame, and of a page.
@@ -61,8 +63,14 @@ impl Examination {
     }
 }
 
-/// What a store holds, without the figures that each synced commit changes.
-type Content = u64;
+/// What a store holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Content {
+    /// Of all rows, without the figures that each commit changes.
+    hash: u64,
+    /// The payloads of the items, in order.
+    items: Rc<[String]>,
+}
 
 /// Cuts the power at each sync and after each answer; if `every`, also at each other step, with torn and missing writes.
 pub(crate) fn examine(recordings: &[Recording], every: bool) -> Examination {
@@ -88,21 +96,14 @@ pub(crate) fn examine(recordings: &[Recording], every: bool) -> Examination {
     Examination { steps, cuts, states, found, begun }
 }
 
-/// A commit: how many steps there were, and the content behind it.
-#[derive(Debug, Clone, Copy)]
-struct Commit {
-    position: usize,
-    content: Content,
-}
-
 struct Examiner<'a> {
     recording: &'a Recording,
     every: bool,
     disk: Disk,
-    commits: Vec<Commit>,
-    /// The last answer before the cut, and the first commit that must not be older than what is found.
-    answered: Option<&'a Answered>,
-    required: usize,
+    /// What the store held behind each commit, from the first.
+    commits: Vec<Content>,
+    /// The oldest of the commits that may be found, if calls came one after the other.
+    oldest: usize,
     /// What was found in states that have been there before.
     known: HashMap<State, Result<Content, String>>,
     folder: tempfile::TempDir,
@@ -125,8 +126,7 @@ impl<'a> Examiner<'a> {
             every,
             disk: Disk::default(),
             commits: Vec::new(),
-            answered: None,
-            required: 0,
+            oldest: 0,
             known: HashMap::new(),
             folder: folder(),
             cuts: 0,
@@ -137,31 +137,30 @@ impl<'a> Examiner<'a> {
 
     fn run(&mut self) {
         let steps = &self.recording.steps;
-        let mut answers = self.recording.answers.iter().peekable();
+        let mut promised = self.recording.promises.positions().into_iter().peekable();
         let empty = self.content(&Files::new()).expect("an empty database");
-        self.commits.push(Commit { position: 0, content: empty });
+        self.commits.push(empty);
         let mut ends_commit = Ends::default();
         for number in 0..=steps.len() {
-            // Answers that were given before this step.
-            let mut is_answer = false;
-            while let Some(answer) = answers.next_if(|answer| answer.position as usize <= number) {
-                self.answered = Some(answer);
-                let before = self.commits.partition_point(|one| one.position <= number);
-                self.required = before.saturating_sub(1);
-                is_answer = true;
+            // Promises that were given before this step.
+            let mut is_promise = false;
+            while promised.next_if(|position| *position <= number).is_some() {
+                is_promise = true;
+            }
+            if is_promise && matches!(self.recording.promises, Promises::Answers(_)) {
+                self.oldest = self.commits.len().saturating_sub(1);
             }
             let Some(step) = steps.get(number) else {
                 self.cut(number);
                 return;
             };
-            if is_answer || self.every || matches!(step.act, Act::Sync | Act::SyncDirectory) {
+            if is_promise || self.every || is_sync(step) {
                 self.cut(number);
             }
             self.disk.apply(number, steps);
             if ends_commit.after(step) {
-                let files = self.disk.files(steps, Kept::All);
-                match self.content(&files) {
-                    Ok(content) => self.commits.push(Commit { position: number + 1, content }),
+                match self.content(&self.disk.seen()) {
+                    Ok(content) => self.commits.push(content),
                     Err(error) => {
                         self.found.push(format!("after step {number}, without a loss: {error}"));
                     }
@@ -174,10 +173,7 @@ impl<'a> Examiner<'a> {
     fn cut(&mut self, number: usize) {
         self.cuts += 1;
         let steps = &self.recording.steps;
-        let at_sync = matches!(
-            steps.get(number),
-            None | Some(Step { act: Act::Sync | Act::SyncDirectory, .. })
-        );
+        let at_sync = steps.get(number).is_none_or(is_sync);
         let mut kinds = vec![Kept::None];
         if self.disk.pending() > 0 {
             kinds.push(Kept::Names);
@@ -203,30 +199,36 @@ impl<'a> Examiner<'a> {
 
     fn judge(&mut self, number: usize, kept: Kept) {
         let why = match self.open(kept) {
-            Ok(content) => {
-                if self.commits[self.required..].iter().any(|one| one.content == content) {
-                    return;
-                }
-                let older = self.commits[..self.required].iter().rev();
-                match older.clone().position(|one| one.content == content) {
-                    Some(place) => format!("the last {} commits are lost", place + 1),
-                    None => "the store never held what it holds now".to_owned(),
-                }
-            }
-            Err(error) => error,
+            Ok(content) => self.broken(number, &content),
+            Err(error) => Some(error),
         };
+        let Some(why) = why else { return };
         let steps = &self.recording.steps;
         let last: Vec<String> =
             steps[number.saturating_sub(STEPS_SHOWN)..number].iter().map(Step::to_string).collect();
-        let answered = self.answered.map_or(String::new(), |answered| {
-            let call: String = answered.call.chars().take(ANSWER_SHOWN).collect();
-            format!("{call} at {}", answered.position)
-        });
         let restart = self.recording.restarts.iter().rfind(|at| **at as usize <= number);
         self.found.push(format!(
-            "cut before step {number}, kept {kept:?}: {why}\n  last answer: {answered}\n  last restart: {restart:?}\n  steps: {}",
+            "cut before step {number}, kept {kept:?}: {why}\n  last restart: {restart:?}\n  steps: {}",
             last.join(", ")
         ));
+    }
+
+    /// Returns what is wrong with the content of a store after a cut.
+    fn broken(&self, number: usize, content: &Content) -> Option<String> {
+        let Some(found) = self.commits.iter().rposition(|one| one == content) else {
+            return Some("the store never held what it holds now".to_owned());
+        };
+        match &self.recording.promises {
+            Promises::Answers(_) if found >= self.oldest => None,
+            Promises::Answers(answers) => {
+                let lost = self.oldest - found;
+                let given = answers.iter().rfind(|answer| answer.position as usize <= number);
+                let call: String =
+                    given.map_or("", |answer| &answer.call).chars().take(ANSWER_SHOWN).collect();
+                Some(format!("the last {lost} commits are lost; the last answer: {call}"))
+            }
+            Promises::Items(items) => broken(items, &content.items, number),
+        }
     }
 
     /// Opens what is left as the store does, and returns its content.
@@ -277,7 +279,7 @@ fn read_all(conn: &Connection) -> rusqlite::Result<Content> {
         .prepare("SELECT name FROM sqlite_schema WHERE type = 'table'")?
         .query_map([], |row| row.get(0))?
         .collect::<rusqlite::Result<_>>()?;
-    for table in tables {
+    for table in &tables {
         let filter =
             if table == "meta" { "WHERE key NOT IN ('time', 'pinged', 'commits')" } else { "" };
         table.hash(&mut hasher);
@@ -295,7 +297,16 @@ fn read_all(conn: &Connection) -> rusqlite::Result<Content> {
             }
         }
     }
-    Ok(hasher.finish())
+    let mut items: Vec<String> = Vec::new();
+    if tables.contains("items") {
+        let mut all = conn.prepare("SELECT CAST(payload AS TEXT) FROM items ORDER BY 1")?;
+        items = all.query_map([], |row| row.get(0))?.collect::<rusqlite::Result<_>>()?;
+    }
+    Ok(Content { hash: hasher.finish(), items: items.into() })
+}
+
+fn is_sync(step: &Step) -> bool {
+    matches!(step.act, Act::Sync(_) | Act::FailedSync(_) | Act::SyncDirectory)
 }
 
 /// Tells the steps that end a commit: the last frame of one in SQLite's log, and the end of a rollback journal.

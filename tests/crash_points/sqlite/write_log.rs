@@ -6,9 +6,14 @@ use std::{
     os::unix::fs::FileExt as _,
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
-use crate::{harness, wire::Command};
+use super::promises::Promises;
+use crate::{
+    harness::{self, Launch, TestStore},
+    wire::Command,
+};
 
 /// The number of steps before something happened.
 pub(crate) type Position = u64;
@@ -19,7 +24,10 @@ pub(super) enum Act {
     Create,
     Write(u64, Vec<u8>),
     Truncate(u64),
-    Sync,
+    /// What was written before this many steps is on the disk.
+    Sync(Position),
+    /// What was written before this many steps may not be on the disk, and no later sync writes it.
+    FailedSync(Position),
     Unlink,
     /// The directory was synced, with the names of all files.
     SyncDirectory,
@@ -39,34 +47,52 @@ impl fmt::Display for Step {
             Act::Create => write!(f, "create {file}"),
             Act::Write(offset, bytes) => write!(f, "write {file} {offset}+{}", bytes.len()),
             Act::Truncate(length) => write!(f, "truncate {file} {length}"),
-            Act::Sync => write!(f, "sync {file}"),
+            Act::Sync(begun) => write!(f, "sync {file} of {begun}"),
+            Act::FailedSync(begun) => write!(f, "failed sync {file} of {begun}"),
             Act::Unlink => write!(f, "unlink {file}"),
             Act::SyncDirectory => f.write_str("sync directory"),
         }
     }
 }
 
-/// An answer, and how many steps there were at most when it was given.
-#[derive(Debug, Clone)]
-pub(crate) struct Answered {
-    pub(crate) position: Position,
-    pub(crate) call: String,
-}
-
-/// All that was recorded in one lane.
+/// All that was recorded of one store.
 pub(crate) struct Recording {
     pub(super) steps: Vec<Step>,
-    pub(super) answers: Vec<Answered>,
+    pub(super) promises: Promises,
     /// Positions at which the broker was started anew after it was killed.
     pub(super) restarts: Vec<Position>,
 }
 
 /// Syncs that fail, as the recording library numbers them.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum FailingSyncs {
+pub(crate) enum FailingSyncs {
     None = 0,
     OfFile = 1,
     OfLog = 2,
+}
+
+/// A store whose brokers' writes are recorded.
+pub(crate) struct Recorded {
+    pub(crate) store: TestStore,
+    /// The store's file.
+    pub(crate) path: PathBuf,
+    pub(crate) log: WriteLog,
+    /// How its brokers are started.
+    pub(crate) launch: Launch,
+}
+
+impl Recorded {
+    /// Returns a store that does not exist yet.
+    pub(crate) fn begin() -> Self {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let path = directory.path().canonicalize().expect("its path").join("items.db");
+        let store = TestStore::Sqlite(directory);
+        let log = WriteLog::begin(&path);
+        let variables = log.variables().into_iter();
+        let launch =
+            variables.fold(store.launch(), |launch, (name, value)| launch.variable(name, value));
+        Self { store, path, log, launch }
+    }
 }
 
 /// A log in the making.
@@ -80,8 +106,9 @@ pub(crate) struct WriteLog {
 /// Where the number of steps stands in the control file, and where the step after which the broker is killed.
 const STEPS: u64 = 0;
 const KILL_AFTER: u64 = 8;
-/// Where it says whether syncs of the store's file fail.
+/// Where it says which syncs fail, and how long they take.
 const FAIL_SYNCS: u64 = 16;
+const SYNC_MICROS: u64 = 24;
 
 /// Returns the path of a file of the log, whose name must not begin with the store's.
 fn beside(store: &Path, suffix: &str) -> PathBuf {
@@ -89,10 +116,10 @@ fn beside(store: &Path, suffix: &str) -> PathBuf {
 }
 
 impl WriteLog {
-    /// Begins a log of a store that does not exist yet, in the store's directory.
-    pub(crate) fn begin(store: &Path) -> Self {
+    /// Begins a log in the store's directory.
+    fn begin(store: &Path) -> Self {
         let path = beside(store, "-control");
-        fs::write(&path, [0; 24]).expect("a file to write");
+        fs::write(&path, [0; 32]).expect("a file to write");
         let control = File::options().read(true).write(true).open(path).expect("a file to open");
         Self { store: store.to_owned(), control: Arc::new(control) }
     }
@@ -112,6 +139,10 @@ impl WriteLog {
         ]
     }
 
+    fn set(&self, at: u64, number: u64) {
+        self.control.write_all_at(&number.to_le_bytes(), at).expect("the control file");
+    }
+
     fn number(&self, at: u64) -> u64 {
         let mut bytes = [0; 8];
         self.control.read_exact_at(&mut bytes, at).expect("a number of the control file");
@@ -124,14 +155,17 @@ impl WriteLog {
 
     /// Lets the broker be killed after so many more steps; 0: not at all.
     pub(crate) fn kill_after(&self, steps: usize) {
-        let at = if steps == 0 { 0 } else { self.position() + steps as u64 };
-        self.control.write_all_at(&at.to_le_bytes(), KILL_AFTER).expect("the control file");
+        self.set(KILL_AFTER, if steps == 0 { 0 } else { self.position() + steps as u64 });
     }
 
     /// Lets syncs fail from now on.
     pub(super) fn fail_syncs(&self, which: FailingSyncs) {
-        let number = which as u64;
-        self.control.write_all_at(&number.to_le_bytes(), FAIL_SYNCS).expect("the control file");
+        self.set(FAIL_SYNCS, which as u64);
+    }
+
+    /// Lets syncs take so long from now on.
+    pub(super) fn slow_syncs(&self, by: Duration) {
+        self.set(SYNC_MICROS, by.as_micros() as u64);
     }
 
     /// Takes an order to kill back. Returns after how many more steps the broker was to be killed, if it is alive.
@@ -148,11 +182,6 @@ impl WriteLog {
         at != 0 && self.position() >= at
     }
 
-    /// Returns the steps, which some process may still append to.
-    pub(super) fn steps(&self) -> Vec<Step> {
-        parse(&fs::read(self.path("-log")).expect("a log"))
-    }
-
     /// Returns the length of the log in bytes.
     pub(crate) fn length(&self) -> u64 {
         fs::metadata(self.path("-log")).map_or(0, |log| log.len())
@@ -166,8 +195,8 @@ impl WriteLog {
         steps.map(command).collect()
     }
 
-    pub(crate) fn finish(&self, answers: Vec<Answered>, restarts: Vec<Position>) -> Recording {
-        Recording { steps: self.steps(), answers, restarts }
+    pub(crate) fn finish(&self, promises: Promises, restarts: Vec<Position>) -> Recording {
+        Recording { steps: parse(&fs::read(self.path("-log")).expect("a log")), promises, restarts }
     }
 }
 
@@ -183,9 +212,10 @@ fn parse(mut log: &[u8]) -> Vec<Step> {
             0 => Act::Create,
             1 => Act::Write(number, bytes.to_vec()),
             2 => Act::Truncate(number),
-            3 => Act::Sync,
+            3 => Act::Sync(number),
             4 => Act::Unlink,
-            _ => Act::SyncDirectory,
+            5 => Act::SyncDirectory,
+            _ => Act::FailedSync(number),
         };
         steps.push(Step { file: String::from_utf8_lossy(file).into_owned(), act });
     }

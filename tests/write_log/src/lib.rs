@@ -6,10 +6,12 @@
 //! * `WRITE_LOG_STORE`: the store. Steps count if they concern the store's directory, or a file whose name begins with
 //!   the store's. The shared memory, the lock and the reserve do not count: they need not survive.
 //! * `WRITE_LOG_FILE`: where steps are appended; `tests/crash_points/sqlite/write_log.rs` reads them.
-//! * `WRITE_LOG_CONTROL`: three numbers of eight bytes, in shared memory: how many steps there were, after which step
-//!   the process is killed (0: none), and which syncs fail (0: none, 1: of the store's file itself, 2: of its log).
+//! * `WRITE_LOG_CONTROL`: four numbers of eight bytes, in shared memory: how many steps there were, after which step
+//!   the process is killed (0: none), which syncs fail (0: none, 1: of the store's file itself, 2: of its log), and how
+//!   many microseconds a sync takes.
 //!
-//! Files are not synced in fact, because the machine goes on running.
+//! Files are not synced in fact, because the machine goes on running. A sync is recorded at its end, with the number of
+//! steps before its beginning: what was written meanwhile may not be on the disk.
 //!
 //! # Safety
 //! The functions have the signatures of the C library and pass their arguments to the system call of the same name. They
@@ -43,7 +45,8 @@ enum Step<'a> {
     Create,
     Write(i64, &'a [u8]),
     Truncate(i64),
-    Sync,
+    Sync(i64),
+    FailedSync(i64),
     Unlink,
     SyncDirectory,
 }
@@ -54,6 +57,7 @@ struct Control {
     steps: AtomicU64,
     kill_after: AtomicU64,
     fail_syncs: AtomicU64,
+    sync_micros: AtomicU64,
 }
 
 struct Recording {
@@ -141,9 +145,10 @@ impl Recording {
             Step::Create => (0, 0, &[]),
             Step::Write(offset, bytes) => (1, offset, bytes),
             Step::Truncate(length) => (2, length, &[]),
-            Step::Sync => (3, 0, &[]),
+            Step::Sync(begun) => (3, begun, &[]),
             Step::Unlink => (4, 0, &[]),
             Step::SyncDirectory => (5, 0, &[]),
+            Step::FailedSync(begun) => (6, begun, &[]),
         };
         let mut head = [0; 14 + 64];
         head[0] = kind;
@@ -203,13 +208,18 @@ fn sync(file: c_int, number: c_long) -> c_int {
             return Some(recording.step(b"", || 0, |_| Some(Step::SyncDirectory)));
         }
         let suffix = recording.suffix(path)?;
+        let begun = recording.control.steps.load(Ordering::SeqCst) as i64;
+        let micros = recording.control.sync_micros.load(Ordering::SeqCst);
+        // SAFETY: a call without memory.
+        unsafe { libc::usleep(micros as libc::useconds_t) };
         let fails = match recording.control.fail_syncs.load(Ordering::SeqCst) {
             0 => false,
             1 => suffix.is_empty(),
             _ => suffix == b"-wal",
         };
-        let act = || if fails { fail(EIO) } else { 0 };
-        Some(recording.step(suffix, act, |_| Some(Step::Sync)))
+        let step = if fails { Step::FailedSync(begun) } else { Step::Sync(begun) };
+        let done = recording.step(suffix, || 0, |_| Some(step));
+        Some(if fails { fail(EIO) } else { done })
     });
     // SAFETY: a call without memory.
     done.unwrap_or_else(|| unsafe { syscall(number, file) }) as c_int
