@@ -51,7 +51,7 @@ pub(crate) async fn record(ends: &[End]) -> Recording {
     let mut restarts = Vec::new();
     for end in ends {
         let broker = launch.start().await;
-        prepare(&broker).await;
+        let connections = connect(&broker).await;
         let begun = log.position();
         if let End::Kill = end {
             log.kill_after(STEPS as usize);
@@ -63,7 +63,7 @@ pub(crate) async fn record(ends: &[End]) -> Recording {
             }
             log.fail_syncs(*which);
         };
-        let (calls, ()) = tokio::join!(call_all(&mut clients, &broker, MOST_CALLS), failing);
+        let (calls, ()) = tokio::join!(call_all(&mut clients, &connections, MOST_CALLS), failing);
         assert!(calls.iter().all(Result::is_err), "a broker that {end:?} does not end goes on");
         broker.ended().await;
         log.kill_after(0);
@@ -71,8 +71,8 @@ pub(crate) async fn record(ends: &[End]) -> Recording {
         restarts.push(log.position());
     }
     let broker = launch.start().await;
-    prepare(&broker).await;
-    for done in call_all(&mut clients, &broker, LAST_CALLS).await {
+    let connections = connect(&broker).await;
+    for done in call_all(&mut clients, &connections, LAST_CALLS).await {
         done.expect("answered calls");
     }
     broker.stop().await;
@@ -81,24 +81,25 @@ pub(crate) async fn record(ends: &[End]) -> Recording {
     log.finish(notes.into_promises(), restarts)
 }
 
-async fn prepare(broker: &Broker) {
-    let api = broker.api().await;
+/// Returns a connection for each client and one for the consumer.
+async fn connect(broker: &Broker) -> Vec<Api> {
+    let connections = join_all((0..=CLIENTS).map(|_| broker.api())).await;
     for queue in [TAKEN, STREAMED] {
-        api.ensure(queue).await;
+        connections[0].ensure(queue).await;
     }
+    connections
 }
 
 /// Lets all clients make so many calls, beside a consumer.
 async fn call_all(
     clients: &mut [Client],
-    broker: &Broker,
+    connections: &[Api],
     calls: usize,
 ) -> Vec<Result<(), Status>> {
     let notes = Arc::clone(&clients[0].notes);
-    let consumer = tokio::spawn(consume(broker.api().await, notes));
-    let calling =
-        clients.iter_mut().map(async |client| client.call(broker.api().await, calls).await);
-    let done = join_all(calling).await;
+    let consumer = tokio::spawn(consume(connections[CLIENTS].clone(), notes));
+    let calling = clients.iter_mut().zip(connections);
+    let done = join_all(calling.map(|(client, api)| client.call(api, calls))).await;
     consumer.abort();
     if let Err(error) = consumer.await
         && error.is_panic()
@@ -151,17 +152,17 @@ impl Client {
     }
 
     /// Makes so many calls, or until one fails.
-    async fn call(&mut self, api: Api, calls: usize) -> Result<(), Status> {
+    async fn call(&mut self, api: &Api, calls: usize) -> Result<(), Status> {
         if let Some(push) = self.open.take() {
-            self.push(&api, push).await?;
+            self.push(api, push).await?;
         }
         for _ in 0..calls {
             self.made += 1;
             match (self.number + self.made) % 5 {
-                0 | 1 => self.push(&api, self.new_items(STREAMED, 1)).await?,
-                2 => self.push(&api, self.new_items(TAKEN, 3)).await?,
-                3 => self.take(&api).await?,
-                _ => self.list(&api).await?,
+                0 | 1 => self.push(api, self.new_items(STREAMED, 1)).await?,
+                2 => self.push(api, self.new_items(TAKEN, 3)).await?,
+                3 => self.take(api).await?,
+                _ => self.list(api).await?,
             }
         }
         Ok(())
