@@ -126,6 +126,32 @@ async fn a_reserve_is_synced_soon_even_if_nothing_follows() {
 
 /// Many items are one, and many bytes.
 #[tokio::test]
+async fn reserves_are_synced_soon_while_others_follow_without_a_pause() {
+    const CALLS: usize = 200;
+    let (_folder, path) = file();
+    let store = open(&path).unwrap();
+    let metrics = Arc::new(crate::metrics::Metrics::new());
+    store.measure(&metrics);
+    store.inner.writer.call(push_into("q"), write).await.unwrap();
+    let before = syncs(&metrics);
+    let reserve = |tx: &Tx<'_>| {
+        std::thread::sleep(Duration::from_millis(2));
+        write(tx)
+    };
+    let caller = async || {
+        for _ in 0..CALLS {
+            if syncs(&metrics) > before {
+                return true;
+            }
+            store.inner.writer.call(Kind::Reserve, reserve).await.unwrap();
+        }
+        false
+    };
+    let done = futures_util::future::join(caller(), caller()).await;
+    assert_eq!(done, (true, true), "nothing was synced");
+}
+
+#[tokio::test]
 async fn a_flood_of_pushes_leaves_room_for_other_calls() {
     for (batch, payload) in [(1_000, 1), (20, 512 << 10)] {
         let store = SqliteStore::open("sqlite::memory:", Arc::new(Clock::system())).unwrap();

@@ -102,7 +102,7 @@ impl Worker {
                 let until = until.map_or(next_sweep, |until| until.min(next_sweep));
                 match arrivals.recv_timeout(until.saturating_duration_since(Instant::now())) {
                     Ok(job) => call_queue.add(job),
-                    Err(mpsc::RecvTimeoutError::Timeout) => self.sync_if_due(),
+                    Err(mpsc::RecvTimeoutError::Timeout) => {}
                     Err(mpsc::RecvTimeoutError::Disconnected) => return,
                 }
             }
@@ -112,6 +112,7 @@ impl Worker {
             let answers = self.commit_group(call_queue.next_group());
             call_queue.add_all(arrivals);
             self.answer(answers, !call_queue.is_empty());
+            self.sync_if_due(!call_queue.is_empty());
             if has_calls {
                 last_call = Some(Instant::now());
             }
@@ -147,10 +148,10 @@ impl Worker {
     }
 
     /// Syncs what reserves and housekeeping wrote, if it has waited long enough for others.
-    fn sync_if_due(&mut self) {
+    fn sync_if_due(&mut self, calls_wait: bool) {
         if self.unsynced.is_some_and(|since| since.elapsed() >= LAZY_FOR) {
             self.to_sync = true;
-            self.answer(Answers::new(), false);
+            self.answer(Answers::new(), calls_wait);
         }
     }
 
@@ -159,6 +160,8 @@ impl Worker {
         let to_sync = std::mem::take(&mut self.to_sync);
         if to_sync {
             self.unsynced = None;
+        } else if answers.is_empty() {
+            return;
         }
         match &self.syncer {
             Some(syncer) => syncer.answer(answers, to_sync.then_some(self.commits), calls_wait),
