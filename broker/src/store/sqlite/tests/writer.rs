@@ -124,7 +124,6 @@ async fn a_reserve_is_synced_soon_even_if_nothing_follows() {
     }
 }
 
-/// Many items are one, and many bytes.
 #[tokio::test]
 async fn reserves_are_synced_soon_while_others_follow_without_a_pause() {
     const CALLS: usize = 200;
@@ -134,23 +133,31 @@ async fn reserves_are_synced_soon_while_others_follow_without_a_pause() {
     store.measure(&metrics);
     store.inner.writer.call(push_into("q"), write).await.unwrap();
     let before = syncs(&metrics);
-    let reserve = |tx: &Tx<'_>| {
-        std::thread::sleep(Duration::from_millis(2));
-        write(tx)
+    // Before the writer has done a call, the next one waits.
+    let queued = || {
+        let ((go, gone), (begin, begun)) = (channel::<()>(), channel::<()>());
+        let mut call = Box::pin(store.inner.writer.call(Kind::Reserve, move |tx| {
+            let _ = (begin.send(()), gone.recv()); // nobody hears the last one
+            std::thread::sleep(Duration::from_millis(1));
+            write(tx)
+        }));
+        assert!(call.as_mut().now_or_never().is_none(), "the call is under way now");
+        (call, go, begun)
     };
-    let caller = async || {
-        for _ in 0..CALLS {
-            if syncs(&metrics) > before {
-                return true;
-            }
-            store.inner.writer.call(Kind::Reserve, reserve).await.unwrap();
+    let mut last = queued();
+    for _ in 0..CALLS {
+        last.2.recv().expect("a writer at work");
+        let (call, go, _) = std::mem::replace(&mut last, queued());
+        go.send(()).unwrap();
+        call.await.unwrap();
+        if syncs(&metrics) > before {
+            return;
         }
-        false
-    };
-    let done = futures_util::future::join(caller(), caller()).await;
-    assert_eq!(done, (true, true), "nothing was synced");
+    }
+    panic!("nothing was synced");
 }
 
+/// Many items are one, and many bytes.
 #[tokio::test]
 async fn a_flood_of_pushes_leaves_room_for_other_calls() {
     for (batch, payload) in [(1_000, 1), (20, 512 << 10)] {
