@@ -1,9 +1,10 @@
 //! What is sent and what is received in a call.
 
 use std::{
-    future::poll_fn,
+    future::{Future, poll_fn},
     mem,
     pin::Pin,
+    sync::{Arc, OnceLock},
     task::{Context, Poll, ready},
 };
 
@@ -11,10 +12,11 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 use h2::{Reason, RecvStream, SendStream};
 use http_body::{Body as _, Frame};
+use tokio::time::{Instant, Sleep, sleep_until};
 use tokio_util::task::AbortOnDropHandle;
 use tonic::{Status, body::Body};
 
-use super::failure::Unanswered;
+use super::failure::{Unanswered, overdue};
 
 /// What a call sends.
 pub(super) enum Outgoing {
@@ -26,8 +28,19 @@ pub(super) enum Outgoing {
     Gone,
 }
 
-/// The task that sends a stream, which ends with the call.
-pub(super) type Sending = Option<AbortOnDropHandle<()>>;
+/// The sending of a stream, which ends with the call.
+#[derive(Debug)]
+pub(super) struct Sending {
+    _task: AbortOnDropHandle<()>,
+    failed: Arc<OnceLock<Status>>,
+}
+
+impl Sending {
+    /// Returns why the stream failed, if it did, for example because a message is too large. That has ended the call.
+    pub(super) fn failure(&self) -> Option<Status> {
+        self.failed.get().cloned()
+    }
+}
 
 impl Outgoing {
     /// Returns true if it can be sent, perhaps again.
@@ -39,16 +52,19 @@ impl Outgoing {
     ///
     /// # Errors
     /// Of the body, for example that a message is too large.
-    pub(super) fn send(&mut self, mut to: SendStream<Bytes>) -> Result<Sending, Status> {
+    pub(super) fn send(&mut self, mut to: SendStream<Bytes>) -> Result<Option<Sending>, Status> {
         let bytes = match mem::replace(self, Self::Gone) {
             Self::Whole(bytes) => bytes,
             Self::Unread(mut body) => match begin(&mut body)? {
                 (mut whole, true) => whole.pop().unwrap_or_default(),
                 (there, false) => {
-                    return Ok(Some(AbortOnDropHandle::new(tokio::spawn(async move {
+                    let failed = Arc::new(OnceLock::new());
+                    let failure = Arc::clone(&failed);
+                    let task = tokio::spawn(async move {
                         // If this fails, the call ends, and says why.
-                        let _ = send_all(there, body, to).await;
-                    }))));
+                        let _ = send_all(there, body, to, &failure).await;
+                    });
+                    return Ok(Some(Sending { _task: AbortOnDropHandle::new(task), failed }));
                 }
             },
             Self::Gone => return Ok(None),
@@ -85,11 +101,12 @@ async fn next(body: &mut Body) -> Option<Result<Bytes, Status>> {
     }
 }
 
-/// Sends a stream, no faster than the broker reads it.
+/// Sends a stream, no faster than the broker reads it. Ends the call if the stream fails, and notes why.
 async fn send_all(
     there: Vec<Bytes>,
     mut rest: Body,
     mut to: SendStream<Bytes>,
+    failure: &OnceLock<Status>,
 ) -> Result<(), h2::Error> {
     for bytes in there {
         send(&mut to, bytes).await?;
@@ -101,7 +118,8 @@ async fn send_all(
         };
         match next {
             Some(Ok(bytes)) => send(&mut to, bytes).await?,
-            Some(Err(_)) => {
+            Some(Err(status)) => {
+                let _ = failure.set(status);
                 to.send_reset(Reason::CANCEL);
                 return Ok(());
             }
@@ -127,12 +145,51 @@ async fn send(to: &mut SendStream<Bytes>, bytes: Bytes) -> Result<(), h2::Error>
 pub struct Received {
     from: RecvStream,
     has_data: bool,
-    _sending: Sending,
+    sending: Option<Sending>,
+    /// When the call ends at the latest.
+    deadline: Option<Instant>,
+    /// Wakes the reader then. There is none until the reader has waited.
+    alarm: Option<Pin<Box<Sleep>>>,
 }
 
 impl Received {
-    pub(super) fn new(from: RecvStream, sending: Sending) -> Self {
-        Self { from, has_data: true, _sending: sending }
+    pub(super) fn new(from: RecvStream, sending: Option<Sending>) -> Self {
+        Self { from, has_data: true, sending, deadline: None, alarm: None }
+    }
+
+    pub(super) fn until(self, deadline: Instant) -> Self {
+        Self { deadline: Some(deadline), ..self }
+    }
+
+    fn poll_next(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        if self.has_data {
+            match ready!(self.from.poll_data(context)) {
+                Some(Ok(bytes)) => {
+                    // It is about to be decoded: the broker may send as much again.
+                    let _ = self.from.flow_control().release_capacity(bytes.len());
+                    return Poll::Ready(Some(Ok(Frame::data(bytes))));
+                }
+                Some(Err(error)) => return Poll::Ready(self.failed(&error)),
+                None => self.has_data = false,
+            }
+        }
+        Poll::Ready(match ready!(self.from.poll_trailers(context)) {
+            Ok(trailers) => trailers.map(|trailers| Ok(Frame::trailers(trailers))),
+            Err(error) => self.failed(&error),
+        })
+    }
+
+    /// Returns how a body ends whose call ended with this error.
+    fn failed<T>(&self, error: &h2::Error) -> Option<Result<T, Status>> {
+        if let Some(failure) = self.sending.as_ref().and_then(Sending::failure) {
+            return Some(Err(failure));
+        }
+        // A broker that has said all may end the call before it has read all.
+        let is_end = error.is_reset() && error.reason() == Some(Reason::NO_ERROR);
+        (!is_end).then(|| Err(Unanswered::amid(error).into()))
     }
 }
 
@@ -144,31 +201,16 @@ impl http_body::Body for Received {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        if self.has_data {
-            match ready!(self.from.poll_data(context)) {
-                Some(Ok(bytes)) => {
-                    // It is about to be decoded: the broker may send as much again.
-                    let _ = self.from.flow_control().release_capacity(bytes.len());
-                    return Poll::Ready(Some(Ok(Frame::data(bytes))));
-                }
-                Some(Err(error)) => return Poll::Ready(failed(&error)),
-                None => self.has_data = false,
-            }
+        if let Poll::Ready(next) = self.poll_next(context) {
+            return Poll::Ready(next);
         }
-        Poll::Ready(match ready!(self.from.poll_trailers(context)) {
-            Ok(trailers) => trailers.map(|trailers| Ok(Frame::trailers(trailers))),
-            Err(error) => failed(&error),
-        })
+        let Some(deadline) = self.deadline else { return Poll::Pending };
+        let alarm = self.alarm.get_or_insert_with(|| Box::pin(sleep_until(deadline)));
+        ready!(alarm.as_mut().poll(context));
+        Poll::Ready(Some(Err(overdue())))
     }
 
     fn is_end_stream(&self) -> bool {
         self.from.is_end_stream()
     }
-}
-
-/// Returns how a body ends whose call ended with this error.
-fn failed<T>(error: &h2::Error) -> Option<Result<T, Status>> {
-    // A broker that has said all may end the call before it has read all.
-    let is_end = error.is_reset() && error.reason() == Some(Reason::NO_ERROR);
-    (!is_end).then(|| Err(Unanswered::amid(error).into()))
 }

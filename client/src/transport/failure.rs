@@ -84,6 +84,11 @@ impl From<Unanswered> for Status {
     }
 }
 
+/// Returns the failure of a call whose time is over.
+pub(super) fn overdue() -> Status {
+    Status::deadline_exceeded("the broker did not answer in time")
+}
+
 /// Returns true if the status was made in this process, of a call whose connection broke or was not made.
 pub(crate) fn is_broken(status: &Status) -> bool {
     unanswered(status).is_some()

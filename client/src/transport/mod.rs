@@ -19,7 +19,10 @@ use futures_util::{
 };
 use parking_lot::Mutex;
 use sluicegate_proto::deadline::deadline;
-use tokio::{sync::oneshot, time::timeout};
+use tokio::{
+    sync::oneshot,
+    time::{Instant, timeout_at},
+};
 use tonic::{
     Status,
     body::Body,
@@ -27,7 +30,10 @@ use tonic::{
 };
 
 pub use self::body::Received;
-use self::{body::Outgoing, failure::Unanswered};
+use self::{
+    body::{Outgoing, Sending},
+    failure::{Unanswered, overdue},
+};
 pub(crate) use self::{
     connection::Connection,
     endpoint::{Endpoint, Tls},
@@ -67,17 +73,15 @@ impl Channel {
     /// Makes a call, and returns when its answer begins.
     ///
     /// # Errors
-    /// Those of which [`is_unsent`] says so took no effect. If the time of the call is over: `DEADLINE_EXCEEDED`.
+    /// Those of which [`is_unsent`] says so took no effect. If the time of the call is over: `DEADLINE_EXCEEDED`, from the answer too once
+    /// it has begun. If the stream that it sends fails: the failure of the stream.
     pub(crate) async fn call(&self, call: Request<Body>) -> Result<Response<Received>, Status> {
         let (head, body) = call.into_parts();
-        let deadline = deadline(&head.headers);
+        let deadline = deadline(&head.headers).and_then(|time| Instant::now().checked_add(time));
         let answered = self.answer(self.addressed(head), body);
-        match deadline {
-            None => answered.await,
-            Some(time) => timeout(time, answered).await.unwrap_or_else(|_| {
-                Err(Status::deadline_exceeded("the broker did not answer in time"))
-            }),
-        }
+        let Some(deadline) = deadline else { return answered.await };
+        let answer = timeout_at(deadline, answered).await.unwrap_or_else(|_| Err(overdue()))?;
+        Ok(answer.map(|received| received.until(deadline)))
     }
 
     async fn answer(&self, head: request::Parts, body: Body) -> Result<Response<Received>, Status> {
@@ -92,7 +96,12 @@ impl Channel {
                     let sending = outgoing.send(to)?;
                     match answer.await {
                         Ok(answer) => return Ok(answer.map(|from| Received::new(from, sending))),
-                        Err(error) => Unanswered::by(&error),
+                        Err(error) => {
+                            if let Some(failure) = sending.as_ref().and_then(Sending::failure) {
+                                return Err(failure);
+                            }
+                            Unanswered::by(&error)
+                        }
                     }
                 }
             };

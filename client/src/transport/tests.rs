@@ -15,6 +15,7 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
     sync::mpsc,
+    time::timeout,
 };
 use tonic::{Code, codegen::http::HeaderValue};
 
@@ -268,6 +269,68 @@ async fn a_call_ends_at_its_deadline_and_the_server_is_told() {
     };
     assert_eq!(told, Reason::CANCEL);
     assert_eq!(call.await.unwrap().unwrap_err().code(), Code::DeadlineExceeded);
+}
+
+#[tokio::test]
+async fn an_answer_that_has_begun_ends_at_the_deadline_too() {
+    let server = Server::start().await;
+    let mut late = request(message("x"));
+    late.headers_mut().insert("grpc-timeout", HeaderValue::from_static("100m"));
+    let call = server.call_of(late);
+    let mut connection = server.connection().await;
+    let (_request, mut respond) = next(&mut connection).await;
+    let mut answer = respond.send_response(Response::new(()), false).unwrap();
+    answer.send_data("a part".into(), false).unwrap();
+    let told = std::future::poll_fn(|context| answer.poll_reset(context));
+    let told = tokio::select! {
+        told = timeout(HUNG, told) => told.expect("the server is not told").unwrap(),
+        _ = connection.accept() => panic!("another call, or the end"),
+    };
+    assert_eq!(told, Reason::CANCEL);
+    assert_eq!(call.await.unwrap().unwrap_err().code(), Code::DeadlineExceeded);
+}
+
+/// A body that fails after its first message, when it is told to.
+struct Failing {
+    first: Option<Bytes>,
+    fail: tokio::sync::oneshot::Receiver<()>,
+}
+
+impl http_body::Body for Failing {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        if let Some(first) = self.first.take() {
+            return Poll::Ready(Some(Ok(Frame::data(first))));
+        }
+        let told = std::task::ready!(Pin::new(&mut self.fail).poll(context));
+        Poll::Ready(told.ok().map(|()| Err(Status::out_of_range("too large"))))
+    }
+}
+
+#[tokio::test]
+async fn a_stream_that_fails_says_why_before_its_answer_begins_and_after() {
+    for has_begun in [false, true] {
+        let server = Server::start().await;
+        let (tell, fail) = oneshot::channel();
+        let call = server.call(Body::new(Failing { first: Some("first".into()), fail }));
+        let mut connection = server.connection().await;
+        let (mut request, mut respond) = next(&mut connection).await;
+        let serving = tokio::spawn(async move { while connection.accept().await.is_some() {} });
+        assert_eq!(request.body_mut().data().await.unwrap().unwrap(), "first");
+        let answer = has_begun.then(|| respond.send_response(Response::new(()), false).unwrap());
+        tell.send(()).unwrap();
+        let status = timeout(HUNG, call).await.expect("the call hangs").unwrap().unwrap_err();
+        assert_eq!((status.code(), status.message()), (Code::OutOfRange, "too large"));
+        let end = timeout(HUNG, request.body_mut().data()).await.expect("the server is not told");
+        assert_eq!(end.unwrap().unwrap_err().reason(), Some(Reason::CANCEL));
+        drop(answer);
+        serving.abort();
+    }
 }
 
 #[tokio::test]
