@@ -424,3 +424,31 @@ pub(crate) fn burial_of_many() -> Vec<Document> {
         doc! { "$unset": BURIED.to_vec() },
     ]
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_set_grows_by_words_of_52_bits() {
+        for at in [0, 1, 51, 52, 53, 103, 104, 999] {
+            let mut set = Bits::default();
+            assert!(!set.contains(at));
+            set.set(at);
+            let words: Vec<(usize, i64)> = set.words().collect();
+            assert_eq!(words, [(at / 52, 1 << (at % 52))], "{at}");
+            let others = [0, 1, 51, 52, 53, 103, 104, 999, 1_000];
+            assert!(others.into_iter().all(|other| set.contains(other) == (other == at)), "{at}");
+        }
+    }
+
+    #[test]
+    fn the_set_of_a_claim_has_its_length_from_the_beginning() {
+        for (items, words) in [(1, 1), (52, 1), (53, 2), (1_000, 20)] {
+            let mut set = Bits::of(items);
+            assert_eq!((set.0.len(), set.words().count()), (words, 0));
+            set.set(items - 1);
+            assert_eq!(set.0.len(), words);
+        }
+    }
+}

@@ -277,8 +277,19 @@ async fn sweeps_and_shared_transactions_are_measured() {
     store.measure(&metrics);
     let queue = queue(&store);
     store.push((0..3).map(|_| push_of(&queue, "x")).collect()).await.unwrap();
+    let (hold, go) = hold_up(&store);
+    let call = async |kind| store.inner.writer.call(kind, write).await.unwrap();
+    let release = async { go.send(()).unwrap() };
+    let (two, three) = (call(Kind::Settle(2)), call(Kind::Settle(3)));
+    let one = call(Kind::SettleAndPush { bytes: 1 });
+    tokio::join!(hold, two, three, one, call(Kind::Reserve), release);
     let page = || metrics.encode().unwrap();
-    assert!(page().contains("sluicegate_store_batch_items_sum{call=\"push\"} 3.0\n"), "{}", page());
+    for (call, sum) in [("push", 3), ("settle", 6)] {
+        for (kind, figure) in [("sum", format!("{sum}.0")), ("count", "1".to_owned())] {
+            let line = format!("sluicegate_store_batch_items_{kind}{{call=\"{call}\"}} {figure}\n");
+            assert!(page().contains(&line), "{line}{}", page());
+        }
+    }
     while page().contains("sluicegate_sweep_duration_seconds_count 0\n") {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
