@@ -275,7 +275,7 @@ async fn a_call_ends_at_its_deadline_and_the_server_is_told() {
 async fn an_answer_that_has_begun_ends_at_the_deadline_too() {
     let server = Server::start().await;
     let mut late = request(message("x"));
-    late.headers_mut().insert("grpc-timeout", HeaderValue::from_static("100m"));
+    late.headers_mut().insert("grpc-timeout", HeaderValue::from_static("500m"));
     let call = server.call_of(late);
     let mut connection = server.connection().await;
     let (_request, mut respond) = next(&mut connection).await;
