@@ -157,6 +157,7 @@ impl Received {
         Self { from, has_data: true, sending, deadline: None, alarm: None }
     }
 
+    /// Ends the call at its deadline.
     pub(super) fn until(self, deadline: Instant) -> Self {
         Self { deadline: Some(deadline), ..self }
     }

@@ -3,7 +3,7 @@
 use std::{
     pin::Pin,
     sync::atomic::{AtomicUsize, Ordering},
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
@@ -85,6 +85,13 @@ fn request(body: Body) -> Request<Body> {
     request
 }
 
+/// A call that has so much time, as `grpc-timeout` has it.
+fn request_within(time: &'static str) -> Request<Body> {
+    let mut request = request(message("x"));
+    request.headers_mut().insert("grpc-timeout", HeaderValue::from_static(time));
+    request
+}
+
 fn message(text: &str) -> Body {
     Body::new(text.to_owned())
 }
@@ -105,6 +112,17 @@ async fn text(mut body: Received) -> Result<String, Status> {
 /// Returns the next call on a connection.
 async fn next(connection: &mut Served) -> Call {
     timeout(HUNG, connection.accept()).await.expect("no call came").unwrap().unwrap()
+}
+
+/// Returns why the client ends the only call of a connection.
+async fn end_of_call(
+    connection: &mut Served,
+    end: impl Future<Output = Result<Reason, h2::Error>>,
+) -> Reason {
+    tokio::select! {
+        told = timeout(HUNG, end) => told.expect("the server is not told").unwrap(),
+        _ = connection.accept() => panic!("another call, or the end"),
+    }
 }
 
 /// Reads a call and answers it with what it said.
@@ -257,43 +275,31 @@ fn a_channel_outlives_the_runtime_that_made_its_connection() {
 #[tokio::test]
 async fn a_call_ends_at_its_deadline_and_the_server_is_told() {
     let server = Server::start().await;
-    let mut late = request(message("x"));
-    late.headers_mut().insert("grpc-timeout", HeaderValue::from_static("50m"));
-    let call = server.call_of(late);
+    let call = server.call_of(request_within("50m"));
     let mut connection = server.connection().await;
     let (_request, mut respond) = next(&mut connection).await;
-    let told = std::future::poll_fn(|context| respond.poll_reset(context));
-    let told = tokio::select! {
-        told = timeout(HUNG, told) => told.expect("the server is not told").unwrap(),
-        _ = connection.accept() => panic!("another call, or the end"),
-    };
-    assert_eq!(told, Reason::CANCEL);
+    let end = std::future::poll_fn(|context| respond.poll_reset(context));
+    assert_eq!(end_of_call(&mut connection, end).await, Reason::CANCEL);
     assert_eq!(call.await.unwrap().unwrap_err().code(), Code::DeadlineExceeded);
 }
 
 #[tokio::test]
 async fn an_answer_that_has_begun_ends_at_the_deadline_too() {
     let server = Server::start().await;
-    let mut late = request(message("x"));
-    late.headers_mut().insert("grpc-timeout", HeaderValue::from_static("500m"));
-    let call = server.call_of(late);
+    let call = server.call_of(request_within("500m"));
     let mut connection = server.connection().await;
     let (_request, mut respond) = next(&mut connection).await;
     let mut answer = respond.send_response(Response::new(()), false).unwrap();
     answer.send_data("a part".into(), false).unwrap();
-    let told = std::future::poll_fn(|context| answer.poll_reset(context));
-    let told = tokio::select! {
-        told = timeout(HUNG, told) => told.expect("the server is not told").unwrap(),
-        _ = connection.accept() => panic!("another call, or the end"),
-    };
-    assert_eq!(told, Reason::CANCEL);
+    let end = std::future::poll_fn(|context| answer.poll_reset(context));
+    assert_eq!(end_of_call(&mut connection, end).await, Reason::CANCEL);
     assert_eq!(call.await.unwrap().unwrap_err().code(), Code::DeadlineExceeded);
 }
 
 /// A body that fails after its first message, when it is told to.
 struct Failing {
     first: Option<Bytes>,
-    fail: tokio::sync::oneshot::Receiver<()>,
+    fail: oneshot::Receiver<()>,
 }
 
 impl http_body::Body for Failing {
@@ -307,7 +313,7 @@ impl http_body::Body for Failing {
         if let Some(first) = self.first.take() {
             return Poll::Ready(Some(Ok(Frame::data(first))));
         }
-        let told = std::task::ready!(Pin::new(&mut self.fail).poll(context));
+        let told = ready!(Pin::new(&mut self.fail).poll(context));
         Poll::Ready(told.ok().map(|()| Err(Status::out_of_range("too large"))))
     }
 }
@@ -421,11 +427,7 @@ async fn calls_that_are_given_up_while_they_wait_for_room_are_not_sent() {
 
     let long = server.call(message("long"));
     let held = calls.recv().await.unwrap();
-    let given_up = (0..20).map(|_| {
-        let mut call = request(message("given up"));
-        call.headers_mut().insert("grpc-timeout", HeaderValue::from_static("20m"));
-        server.call_of(call)
-    });
+    let given_up = (0..20).map(|_| server.call_of(request_within("20m")));
     for status in join_all(given_up).await {
         assert_eq!(status.unwrap().unwrap_err().code(), Code::DeadlineExceeded);
     }
