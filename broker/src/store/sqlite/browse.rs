@@ -6,6 +6,7 @@ use super::{
     super::Page,
     checksum::is_damage,
     rows::{Stored, item_columns, read_item},
+    runs,
     tx::View,
 };
 use crate::domain::{Depth, Item, ItemId, ItemState, Priority, Queue, Timestamp};
@@ -232,7 +233,8 @@ pub(super) fn next_eligible(
             .optional()?;
         earliest = earliest.into_iter().chain(next).min();
     }
-    Ok(earliest.map(Timestamp))
+    let lapse = runs::next_lapse(view, queue, after)?;
+    Ok(earliest.into_iter().chain(lapse).min().map(Timestamp))
 }
 
 /// Counts the items of a queue.

@@ -94,7 +94,7 @@ impl ItemStore for SqliteStore {
     }
 
     async fn commit(&self, items: Vec<Reservation>) -> Result<Vec<Outcome>> {
-        let kind = Kind::Settle(items.len());
+        let kind = Kind::Commit(items.len());
         self.inner.writer.call(kind, move |tx| settle::commit(tx, &items)).await
     }
 

@@ -6,7 +6,7 @@
 //!   to their calls.
 //! * `checksum`, `damage`: items that are no longer what was stored; `definitions`: files whose tables are not as they
 //!   were created; `indexes`: rebuilt where they are damaged.
-//! * `push`, `reserve`, `settle`: the hot path. `order`: ordering keys, and how items leave a queue. `payloads`: large ones.
+//! * `push`, `reserve`, `settle`: the hot path. `runs`: leases of many items at once. `order`: ordering keys, and how items leave a queue. `payloads`: large ones.
 //! * `browse`, `admin`, `queues`, `schedules`, `templates`, `operations`: for administrators. `sweep`: removes what has expired.
 //!
 //! The id of an item consists of the file's tag and the item's row, so that a lookup is one step in the table itself,
@@ -39,6 +39,7 @@ mod repair;
 mod reserve;
 mod room;
 mod rows;
+mod runs;
 mod schedules;
 mod schema;
 mod settle;
@@ -172,12 +173,13 @@ impl Inner {
         &self,
         work: impl FnOnce(&View<'_>) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T> {
+        let _leases = self.writer.leases_in_items().await?;
         let read = self.read_ahead(work).await?;
         self.writer.synced().await?;
         Ok(read)
     }
 
-    /// Reads what is on disk, or soon will be. For what no answer rests on.
+    /// Reads what is on disk, or soon will be, with some leases in [`runs`]. For what no answer rests on.
     async fn read_ahead<T: Send + 'static>(
         &self,
         work: impl FnOnce(&View<'_>) -> rusqlite::Result<T> + Send + 'static,

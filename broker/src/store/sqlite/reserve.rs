@@ -10,11 +10,12 @@ use super::{
     damage::{pass_over, set_aside},
     order::{self, Place, place},
     rows::{Stored, item_columns, lock_text, read_item_of},
+    runs::{self, Run},
     tx::Tx,
 };
 use crate::domain::{
-    AtHead, AtLimit, ConsumerName, Delivery, Demand, Item, ItemSize, ItemState, LeaseToken,
-    LimitReason, Priority, Queue, Receipt, Timestamp, Triage, assign, limits::MAX_MESSAGE_BYTES,
+    AtHead, AtLimit, Delivery, Demand, Item, ItemSize, ItemState, LeaseToken, LimitReason, Queue,
+    Receipt, Timestamp, Triage, assign, limits::MAX_MESSAGE_BYTES,
 };
 
 /// Limit of items assigned in one call.
@@ -76,7 +77,7 @@ pub(super) fn reserve(
         })
         .collect();
     let token = LeaseToken::fresh(broker);
-    lease(tx, &leased, token)?;
+    lease(tx, queue, &leased, token)?;
     for Leased { stored, attempt, claimant, want, end } in leased {
         let mut item = stored.item;
         let deliveries = item.deliveries.saturating_add(1);
@@ -128,27 +129,45 @@ impl Leased<'_> {
     }
 }
 
-/// Writes the leases: one statement for all items that lie side by side, which costs a third less than one for each.
-fn lease(tx: &Tx<'_>, all: &[Leased<'_>], token: LeaseToken) -> rusqlite::Result<()> {
+/// Writes the leases: one statement for all items that lie side by side, which costs a third less than one for each, or none at all
+/// where one commit is likely to end all of them.
+fn lease(
+    tx: &Tx<'_>,
+    queue: &Queue,
+    all: &[Leased<'_>],
+    token: LeaseToken,
+) -> rusqlite::Result<()> {
     let lock = lock_text(token);
-    let mut update = tx.conn.prepare_cached(
-        r#"UPDATE items SET due = "when", "when" = ?3, lock = ?4, deliveries = ?5, attempt = ?6, consumer = ?7
-           WHERE id BETWEEN ?1 AND ?2 AND deliveries = ?8"#,
-    )?;
-    for run in all.chunk_by(Leased::goes_with) {
-        let [first, ..] = run else { continue };
-        let deliveries = first.stored.item.deliveries;
-        let leased = update.execute(params![
-            first.stored.row,
-            first.stored.row + run.len() as i64 - 1,
-            first.end.0,
-            lock,
-            deliveries.saturating_add(1),
-            first.attempt,
-            first.want.consumer.as_ref().map(ConsumerName::as_str),
-            deliveries,
-        ])?;
-        if leased != run.len() {
+    for side_by_side in all.chunk_by(Leased::goes_with) {
+        let ([first, ..], [.., last]) = (side_by_side, side_by_side) else { continue };
+        let run = Run {
+            first: first.stored.row,
+            last: last.stored.row,
+            queue: queue.name.as_str().to_owned(),
+            priority: first.stored.item.priority.level(),
+            up_to: last.stored.when.unwrap_or(tx.now.0),
+            until: first.end.0,
+            lock: lock.clone(),
+            delivered: first.stored.item.deliveries,
+            attempt: first.attempt,
+            consumer: first.want.consumer.as_ref().map(|name| name.as_str().to_owned()),
+            expires: side_by_side
+                .iter()
+                .filter_map(|one| one.stored.item.expire_time)
+                .min()
+                .map(Timestamp::millis),
+        };
+        let is_one_commit = queue.retention.is_zero()
+            && !first.want.spare
+            && side_by_side.iter().all(|one| {
+                one.claimant == first.claimant
+                    && one.stored.item.priority == first.stored.item.priority
+                    && one.stored.item.ordering_key.is_none()
+            });
+        if is_one_commit && runs::add(tx, &run)? {
+            continue;
+        }
+        if runs::lease(tx.conn, &run)? != side_by_side.len() {
             return Err(index_corruption("it names an item twice"));
         }
     }
@@ -164,7 +183,7 @@ macro_rules! level {
             item_columns!(),
             r#", queue = ?1 AND priority = ?2 AND "when" = entry_when
                FROM (SELECT id AS entry, "when" AS entry_when FROM items INDEXED BY handout
-                     WHERE queue = ?1 AND priority = ?2 AND "when" <= ?3"#,
+                     WHERE queue = ?1 AND priority = ?2 AND "when" <= ?3 AND ("when", id) > (?4, ?5)"#,
             $condition,
             ") LEFT JOIN items ON id = entry ORDER BY entry_when, entry"
         )
@@ -172,7 +191,7 @@ macro_rules! level {
 }
 const LEVEL: &str = level!("");
 /// Like [`LEVEL`], without rows that cannot be read.
-const LEVEL_IN_PART: &str = level!(" AND id NOT IN (SELECT value FROM json_each(?4))");
+const LEVEL_IN_PART: &str = level!(" AND id NOT IN (SELECT value FROM json_each(?6))");
 /// The column of [`level`] that says whether the item is where the index says.
 const IS_THERE: usize = 26;
 
@@ -198,11 +217,13 @@ pub(super) fn read_head(
         None => LEVEL,
         Some(_) => LEVEL_IN_PART,
     })?;
-    for level in (0..Priority::LEVELS).rev() {
-        let name = queue.name.as_str();
+    for (level, end) in runs::ends(view, queue)?.into_iter().enumerate().rev() {
+        let (name, level) = (queue.name.as_str(), level as u8);
         let mut rows = match &passed_over {
-            None => level_head.query(params![name, level, view.now.0])?,
-            Some(rows) => level_head.query(params![name, level, view.now.0, rows])?,
+            None => level_head.query(params![name, level, view.now.0, end.when, end.row])?,
+            Some(rows) => {
+                level_head.query(params![name, level, view.now.0, end.when, end.row, rows])?
+            }
         };
         loop {
             let row = match rows.next() {

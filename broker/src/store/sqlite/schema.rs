@@ -217,6 +217,23 @@ CREATE TABLE damaged (          -- items that were found to be no longer what wa
 );
 ";
 
+/// Leases of many items side by side. See [`runs`](super::runs).
+const RUNS: &str = r#"
+CREATE TABLE runs (             -- leases of many items that lie side by side, until something but their commit needs to see them in the items
+  first INTEGER PRIMARY KEY,    -- id of the first item
+  last INTEGER NOT NULL,        -- id of the last item
+  queue TEXT NOT NULL,
+  priority INTEGER NOT NULL,
+  up_to INTEGER NOT NULL,       -- "when" of the last item
+  until INTEGER NOT NULL,       -- end of the lease
+  lock TEXT NOT NULL,           -- lease token
+  delivered INTEGER NOT NULL,   -- number of deliveries of each item before this one
+  attempt INTEGER NOT NULL,
+  consumer TEXT,
+  expires INTEGER               -- when the first of them expires
+) STRICT;
+"#;
+
 /// A store's file, locked against a second broker while this value lives.
 #[derive(Debug)]
 pub(super) struct StoreFile {
@@ -545,7 +562,7 @@ fn create(conn: &Connection) -> rusqlite::Result<()> {
     let tag: u32 = rand::random();
     conn.execute_batch(&format!(
         "PRAGMA auto_vacuum = INCREMENTAL;
-         BEGIN IMMEDIATE; {TABLES} {DAMAGED}
+         BEGIN IMMEDIATE; {TABLES} {DAMAGED} {RUNS}
          INSERT INTO meta VALUES ('next_id', 1), ('settings', 0), ('tag', {tag}), ('pinged', 0);
          PRAGMA application_id = {APPLICATION_ID};
          PRAGMA user_version = {VERSION};

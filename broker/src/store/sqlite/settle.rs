@@ -12,6 +12,7 @@ use super::{
     payloads,
     push::push,
     rows::{headers, headers_json, lock_text},
+    runs,
     tx::{Tx, View},
 };
 use crate::domain::{Outcome, Pushed, Receipt, Timestamp, cut_reason};
@@ -73,7 +74,7 @@ pub(super) fn commit(tx: &Tx<'_>, items: &[Reservation]) -> rusqlite::Result<Vec
     let mut outcomes = Vec::with_capacity(items.len());
     let mut rows = Vec::new();
     for run in items.chunk_by(|one, next| goes_with(tx, one, next)) {
-        if delete_run(tx, run)? {
+        if delete_leased_run(tx, run)? || delete_run(tx, run)? {
             rows.extend(run.iter().map(|held| tx.row_id(held.receipt.item)));
             outcomes.resize(outcomes.len() + run.len(), Outcome::Ok);
             continue;
@@ -92,6 +93,16 @@ fn goes_with(tx: &Tx<'_>, one: &Reservation, next: &Reservation) -> bool {
     tx.row_id(receipt.item).checked_add(1) == Some(tx.row_id(following.item))
         && (following.token, following.deliveries) == (receipt.token, receipt.deliveries)
         && [one, next].iter().all(|held| held.queue.retention.is_zero() && !held.receipt.keyed)
+}
+
+/// Deletes items that lie side by side, if leases of many hold all of them. Otherwise returns false; then leases of none of them are in `runs`.
+fn delete_leased_run(tx: &Tx<'_>, run: &[Reservation]) -> rusqlite::Result<bool> {
+    let ([first, ..], [.., last]) = (run, run) else { return Ok(false) };
+    if !first.queue.retention.is_zero() {
+        return runs::write_out(tx).map(|()| false);
+    }
+    let rows = [first, last].map(|held| tx.row_id(held.receipt.item));
+    runs::commit(tx, rows, &first.receipt)
 }
 
 /// Deletes two items or more that lie side by side, if all of their receipts hold them, for half of what it costs to delete each.

@@ -9,6 +9,7 @@ use std::{
 
 use rusqlite::Connection;
 
+use super::runs::Runs;
 use crate::domain::{ItemId, QueueName, Timestamp};
 
 /// A consistent view of the data, at one time.
@@ -49,6 +50,7 @@ pub(super) struct Tx<'c> {
     pub(super) view: View<'c>,
     /// The row of the next item.
     pub(super) next_id: &'c AtomicI64,
+    pub(super) runs: &'c Runs,
     /// Queues to notify when the transaction is committed.
     pub(super) unblocked: &'c RefCell<BTreeSet<QueueName>>,
     /// Damaged rows that stay where they are.

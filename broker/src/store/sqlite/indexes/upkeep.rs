@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::{
-    super::{order, tx::View},
+    super::{order, runs, tx::View},
     Index, all, are_defined,
     comparison::{Comparison, Step},
     damaged, damaged_inside, rebuild,
@@ -119,7 +119,10 @@ impl Upkeep {
         if start < self.next_search {
             return None;
         }
-        let mended = self.rebuild_damaged(view, met_by);
+        // Afterwards, because it changes the indexes. The next reserve would begin behind items that were found again.
+        let mended = self
+            .rebuild_damaged(view, met_by)
+            .and_then(|mended| runs::write_out_or_drop(view.conn).map(|()| mended));
         let pause = start.elapsed().saturating_mul(SEARCH_SHARE).max(BETWEEN_SEARCHES);
         self.next_search = Instant::now() + pause;
         mended.unwrap_or_else(|error| {

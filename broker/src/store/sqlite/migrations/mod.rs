@@ -14,6 +14,7 @@ const STEPS: &[&str] = &[
     TO_VERSION_6,
     TO_VERSION_7,
     TO_VERSION_8,
+    TO_VERSION_9,
 ];
 
 /// The version of the tables that this program creates and uses.
@@ -127,6 +128,23 @@ const TO_VERSION_8: &str = r"
 CREATE TABLE payloads (
   id INTEGER PRIMARY KEY,
   payload BLOB NOT NULL
+) STRICT;
+";
+
+/// Leases of many items at once.
+const TO_VERSION_9: &str = r"
+CREATE TABLE runs (
+  first INTEGER PRIMARY KEY,
+  last INTEGER NOT NULL,
+  queue TEXT NOT NULL,
+  priority INTEGER NOT NULL,
+  up_to INTEGER NOT NULL,
+  until INTEGER NOT NULL,
+  lock TEXT NOT NULL,
+  delivered INTEGER NOT NULL,
+  attempt INTEGER NOT NULL,
+  consumer TEXT,
+  expires INTEGER
 ) STRICT;
 ";
 

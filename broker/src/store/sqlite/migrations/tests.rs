@@ -145,11 +145,13 @@ fn an_old_file_gets_the_tables_of_a_new_one() {
 fn a_file_of_the_version_before_gets_what_it_lacks() {
     let conn = new();
     let expected = columns(&conn);
-    conn.execute_batch("DROP TABLE payloads").unwrap();
-    assert_ne!(columns(&conn), expected);
-    assert_eq!(migrate(&conn, 7, &new()).unwrap(), None);
-    assert_eq!(columns(&conn), expected);
-    assert_eq!(VERSION, 8);
+    for (version, lacks) in [(7, "DROP TABLE payloads; DROP TABLE runs"), (8, "DROP TABLE runs")] {
+        conn.execute_batch(lacks).unwrap();
+        assert_ne!(columns(&conn), expected);
+        assert_eq!(migrate(&conn, version, &new()).unwrap(), None);
+        assert_eq!(columns(&conn), expected);
+    }
+    assert_eq!(VERSION, 9);
 }
 
 /// Otherwise each start of a migrated file would build its indexes anew.

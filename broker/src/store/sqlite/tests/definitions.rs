@@ -41,7 +41,11 @@ async fn a_file_whose_tables_are_defined_differently_is_refused_in_plain_words()
     fill(&path).await;
     let bytes = fs::read(&path).unwrap();
     for (from, to, fault) in [
-        ("  attempt INTEGER NOT", "  attempu INTEGER NOT", "table items has no column attempt"),
+        (
+            "attempt INTEGER NOT NULL,\n  deliveries",
+            "attempu INTEGER NOT NULL,\n  deliveries",
+            "table items has no column attempt",
+        ),
         // SQLite would take the quoted name of the column for a text.
         (
             "name TEXT PRIMARY KEY,\n  \"group\" TEXT",
@@ -61,7 +65,11 @@ async fn a_file_whose_tables_are_defined_differently_is_refused_in_plain_words()
             "id INTEGEZ PRIMARY KEY,\n",
             "table damaged defines its column id differently",
         ),
-        ("  until INTEGER NOT", "  untin INTEGER NOT", "malformed database schema"),
+        (
+            "until INTEGER NOT NULL,\n  PRIMARY",
+            "untin INTEGER NOT NULL,\n  PRIMARY",
+            "malformed database schema",
+        ),
         ("  failed_attempts INTEGER,", "  failed_attempts INTEGEZ,", "malformed database schema"),
         ("CREATE TABLE totals (", "CREATE TABLE totalr (", "malformed database schema"),
     ] {

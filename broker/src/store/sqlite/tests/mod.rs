@@ -99,6 +99,7 @@ mod head;
 mod indexes;
 mod pages;
 mod payloads;
+mod runs;
 mod steps;
 mod writer;
 

@@ -10,6 +10,7 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use super::super::{
     super::Result,
     failure::{Failure, ended},
+    runs,
     tx::Tx,
 };
 use crate::domain::QueueName;
@@ -30,7 +31,9 @@ const MAX_PUSHED_BYTES: usize = 8 << 20;
 pub(in super::super) enum Kind {
     /// Stores items in a queue.
     Push { queue: QueueName, items: usize, bytes: usize },
-    /// Settles this many items.
+    /// Commits this many items.
+    Commit(usize),
+    /// Settles this many items, otherwise.
     Settle(usize),
     /// Reserves items. This is the one kind whose answer does not wait for the disk.
     Reserve,
@@ -43,7 +46,12 @@ pub(in super::super) enum Kind {
 impl Kind {
     /// Returns true if the call can run again after its transaction was rolled back.
     pub(super) fn is_repeatable(&self) -> bool {
-        matches!(self, Self::Settle(_) | Self::Reserve)
+        matches!(self, Self::Commit(_) | Self::Settle(_) | Self::Reserve)
+    }
+
+    /// Returns true if the call knows of [`runs`]. All others find leases in the items.
+    fn knows_runs(&self) -> bool {
+        matches!(self, Self::Push { .. } | Self::Commit(_) | Self::Reserve)
     }
 
     /// Returns true if the call takes more room on the disk than it frees.
@@ -84,6 +92,9 @@ where
     }
 
     fn run(&mut self, tx: &Tx<'_>) -> rusqlite::Result<()> {
+        if !self.kind.knows_runs() {
+            runs::write_out(tx)?;
+        }
         self.result = Some((self.work)(tx)?);
         Ok(())
     }
@@ -111,7 +122,7 @@ impl CallQueue {
         match job.kind() {
             Kind::Push { queue, .. } => self.pushes.add(queue.clone(), job),
             Kind::Reserve => self.reserves.push_back(job),
-            Kind::Settle(_) | Kind::SettleAndPush { .. } | Kind::Other => {
+            Kind::Commit(_) | Kind::Settle(_) | Kind::SettleAndPush { .. } | Kind::Other => {
                 self.others.push_back(job);
             }
         }
@@ -188,7 +199,7 @@ fn take(
         calls += 1;
         let (of_items, of_bytes) = match job.kind() {
             Kind::Push { items, bytes, .. } => (*items, *bytes),
-            Kind::Settle(items) => (*items, 0),
+            Kind::Commit(items) | Kind::Settle(items) => (*items, 0),
             Kind::SettleAndPush { bytes } => (1, *bytes),
             Kind::Reserve | Kind::Other => (1, 0),
         };

@@ -54,6 +54,7 @@ use super::{
     indexes::Upkeep,
     mark::Mark,
     room::Room,
+    runs::{self, KeptOut, Runs},
     schema::StoreFile,
     tx::{Tx, View, item_id},
 };
@@ -91,6 +92,7 @@ pub(super) struct Writer {
     /// The row of the next item.
     next_id: Arc<AtomicI64>,
     progress: Arc<Progress>,
+    pub(super) runs: Arc<Runs>,
     pub(super) unblocked: Arc<Unblocked>,
 }
 
@@ -100,6 +102,7 @@ impl Writer {
         let Station { conn, tag, clock, file, suspected, sweep_every } = station;
         let view = View { conn: &conn, now: clock.now_by_machine(), tag: tag.to_be_bytes() };
         let upkeep = Upkeep::start(&view, suspected).map_err(failed)?;
+        runs::write_out_or_drop(&conn).map_err(failed)?;
         clock::resume(&conn, &clock).map_err(failed)?;
         let count = |key| {
             let sql = "SELECT value FROM meta WHERE key = ?1";
@@ -127,7 +130,7 @@ impl Writer {
             checkpointer = Some(Checkpointer::start(Arc::clone(file))?);
         }
         let (jobs, waiting) = mpsc::channel(); // bounded by `room`
-        let unblocked = Arc::new(Unblocked::default());
+        let (unblocked, runs) = (Arc::new(Unblocked::default()), Arc::new(Runs::default()));
         let worker = Worker {
             metrics: Arc::clone(&metrics),
             checkpointer,
@@ -139,6 +142,7 @@ impl Writer {
             saved_id: next_id,
             commits,
             to_sync: false,
+            runs: Arc::clone(&runs),
             disk,
             upkeep,
             unblocked: RefCell::default(),
@@ -159,6 +163,7 @@ impl Writer {
             tag: tag_bytes,
             next_id: next_row,
             progress,
+            runs,
             unblocked,
         })
     }
@@ -166,6 +171,15 @@ impl Writer {
     /// Returns the id of the item that was stored last, whether its transaction is committed or not.
     pub(super) fn last_id(&self) -> ItemId {
         item_id(self.tag, self.next_id.load(Ordering::Relaxed) - 1)
+    }
+
+    /// Writes all leases into their items. While the result lives they stay there.
+    pub(super) async fn leases_in_items(&self) -> Result<KeptOut<'_>> {
+        let kept_out = self.runs.keep_out();
+        if kept_out.are_there() {
+            self.call(Kind::Reserve, runs::write_out).await?;
+        }
+        Ok(kept_out)
     }
 
     /// Waits until all is on disk that a reader may have seen before.

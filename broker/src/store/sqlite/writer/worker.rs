@@ -19,6 +19,7 @@ use super::{
         failure::{Class, Failure},
         indexes::{MetBy, Upkeep},
         room::Room,
+        runs::{self, Runs},
         schema::StoreFile,
         space, sweep,
         tx::{Tx, View},
@@ -46,7 +47,7 @@ fn note_batches(metrics: &Metrics, group: &[Box<dyn Job>]) {
     for job in group {
         match job.kind() {
             Kind::Push { items, .. } => pushed += items,
-            Kind::Settle(items) => settled += items,
+            Kind::Commit(items) | Kind::Settle(items) => settled += items,
             Kind::SettleAndPush { .. } => settled += 1,
             Kind::Reserve | Kind::Other => {}
         }
@@ -75,6 +76,7 @@ pub(super) struct Worker {
     pub(super) commits: i64,
     /// True if the last of them has not been given to the syncer.
     pub(super) to_sync: bool,
+    pub(super) runs: Arc<Runs>,
     pub(super) disk: Option<Room>,
     pub(super) upkeep: Upkeep,
     /// Queues to notify when this transaction is committed.
@@ -225,7 +227,7 @@ impl Worker {
 
     fn sweep(&mut self) -> bool {
         let start = Instant::now();
-        let swept = self.transaction(sweep::chunk);
+        let swept = self.transaction(|tx| runs::write_out(tx).and_then(|()| sweep::chunk(tx)));
         if let Some(metrics) = self.metrics.get() {
             metrics.swept(start.elapsed());
         }
@@ -255,6 +257,7 @@ impl Worker {
         Tx {
             view,
             next_id: &self.next_id,
+            runs: &self.runs,
             unblocked: &self.unblocked,
             passed_over: &self.passed_over,
         }
@@ -281,6 +284,7 @@ impl Worker {
                 .execute([next_id, self.clock.now_by_machine().0, self.commits + 1])?;
             self.announce(self.commits + 1); // others see it before this thread goes on
         }
+        let no_runs = self.runs.any() && runs::are_none(&self.conn)?;
         let committed =
             self.conn.prepare_cached("COMMIT").and_then(|mut commit| commit.execute([]));
         if let Err(error) = committed {
@@ -290,6 +294,9 @@ impl Worker {
                 end(file, &error);
             }
             return Err(error);
+        }
+        if no_runs {
+            self.runs.none_left();
         }
         if counts {
             self.saved_id = next_id;
