@@ -189,7 +189,7 @@ macro_rules! level {
         )
     };
 }
-const LEVEL: &str = level!("");
+pub(super) const LEVEL: &str = level!("");
 /// Like [`LEVEL`], without rows that cannot be read.
 const LEVEL_IN_PART: &str = level!(" AND id NOT IN (SELECT value FROM json_each(?6))");
 /// The column of [`level`] that says whether the item is where the index says.

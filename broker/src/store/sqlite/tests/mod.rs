@@ -265,14 +265,15 @@ async fn the_sweep_removes_expired_items_and_unblocks_the_next_ones() {
 async fn a_reserve_reads_no_more_than_it_takes() {
     let store = SqliteStore::open("sqlite::memory:", Arc::new(Clock::system())).unwrap();
     let plan = store.inner.read(|view| {
-        let mut plan = view.conn.prepare(
-            r#"EXPLAIN QUERY PLAN SELECT id, payload FROM items INDEXED BY handout
-               WHERE queue = 'q' AND priority = 0 AND "when" <= 5 ORDER BY "when", id"#,
-        )?;
-        let steps = plan.query_map([], |row| row.get::<_, String>(3))?;
+        let mut plan = view.conn.prepare(&format!("EXPLAIN QUERY PLAN {}", reserve::LEVEL))?;
+        let steps = plan.query_map(("q", 0, 5, 0, 0), |row| row.get::<_, String>(3))?;
         steps.collect::<rusqlite::Result<Vec<_>>>()
     });
-    // One seek in the index, no sorting.
+    // One seek in the index, behind the last run, and one in the table for each item. No sorting.
     let plan = plan.await.unwrap();
-    assert_eq!(plan, ["SEARCH items USING INDEX handout (queue=? AND priority=? AND when<?)"]);
+    let index =
+        "SEARCH items USING COVERING INDEX handout (queue=? AND priority=? AND when>? AND when<?)";
+    let table = "SEARCH items USING INTEGER PRIMARY KEY (rowid=?) LEFT-JOIN";
+    assert_eq!(plan[..2], [index, table]);
+    assert!(!plan.iter().any(|step| step.contains("TEMP B-TREE")), "{plan:?}");
 }
