@@ -225,11 +225,13 @@ pub(super) fn next_eligible(
     let mut earliest: Option<i64> = None;
     let mut statement = view.conn.prepare_cached(
         r#"SELECT "when" FROM items INDEXED BY handout WHERE queue = ?1 AND priority = ?2
-             AND "when" > ?3 AND (expires IS NULL OR expires > "when") ORDER BY "when" LIMIT 1"#,
+             AND "when" > ?3 AND ("when", id) > (?4, ?5) AND (expires IS NULL OR expires > "when")
+           ORDER BY "when" LIMIT 1"#,
     )?;
-    for level in 0..Priority::LEVELS {
+    for (level, end) in runs::ends(view, queue)?.into_iter().enumerate() {
+        let (name, level) = (queue.name.as_str(), level as u8);
         let next = statement
-            .query_row(params![queue.name.as_str(), level, after.0], |row| row.get(0))
+            .query_row(params![name, level, after.0, end.when, end.row], |row| row.get(0))
             .optional()?;
         earliest = earliest.into_iter().chain(next).min();
     }

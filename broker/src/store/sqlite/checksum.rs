@@ -81,6 +81,12 @@ pub(super) fn index_corruption(why: &str) -> Error {
     Error::SqliteFailure(error, Some(format!("an index is damaged: {why}")))
 }
 
+/// Returns the error for tables that do not fit each other.
+pub(super) fn corruption(why: &str) -> Error {
+    let error = ffi::Error::new(ffi::SQLITE_CORRUPT);
+    Error::SqliteFailure(error, Some(format!("the tables are damaged: {why}")))
+}
+
 /// Returns true if the error says that an index does not fit its table.
 pub(super) fn is_index_corruption(error: &Error) -> bool {
     error.sqlite_error().is_some_and(|error| error.extended_code == ffi::SQLITE_CORRUPT_INDEX)

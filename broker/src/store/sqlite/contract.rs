@@ -136,7 +136,7 @@ impl ItemStore for SqliteStore {
 
     async fn lease_ends(&self, items: Vec<Reservation>) -> Result<Vec<Option<Timestamp>>> {
         self.inner
-            .read(move |view| {
+            .read_items(move |view| {
                 items.iter().map(|held| settle::lease_end(view, &held.receipt)).collect()
             })
             .await
@@ -162,12 +162,12 @@ impl ItemAdmin for SqliteStore {
         };
         let queue = queue.clone();
         let _page = self.inner.pages.acquire().await; // never closed
-        self.inner.read(move |view| browse::list(view, &queue, state, position, limit)).await
+        self.inner.read_items(move |view| browse::list(view, &queue, state, position, limit)).await
     }
 
     async fn get_item(&self, queue: &Queue, id: ItemId) -> Result<Option<Item>> {
         let queue = queue.clone();
-        self.inner.read(move |view| browse::get(view, &queue, id)).await
+        self.inner.read_items(move |view| browse::get(view, &queue, id)).await
     }
 
     async fn delete_item(
@@ -177,7 +177,7 @@ impl ItemAdmin for SqliteStore {
         only_if: Option<ItemState>,
     ) -> Result<ItemDeleted> {
         let queue = queue.clone();
-        self.inner.write(move |tx| admin::delete_item(tx, &queue, id, only_if)).await
+        self.inner.write_items(move |tx| admin::delete_item(tx, &queue, id, only_if)).await
     }
 
     async fn purge(&self, queue: &Queue) -> Result<u64> {
@@ -187,7 +187,7 @@ impl ItemAdmin for SqliteStore {
     async fn purge_step(&self, queue: &Queue, created_by: Timestamp) -> Result<Purged> {
         let (queue, before) = (queue.clone(), Before::created(created_by));
         let step = move |tx: &Tx<'_>| admin::purge_chunk(tx, &queue, before, Purge::Unreserved);
-        let (deleted, items) = self.inner.write(step).await?;
+        let (deleted, items) = self.inner.write_items(step).await?;
         Ok(Purged { items, more: deleted > 0 })
     }
 
@@ -198,7 +198,7 @@ impl ItemAdmin for SqliteStore {
             let chunk = (limit - total).min(CHUNK as u64);
             let replayed = self
                 .inner
-                .write(move |tx| admin::replay_chunk(tx, &queue, &selection, chunk as usize))
+                .write_items(move |tx| admin::replay_chunk(tx, &queue, &selection, chunk as usize))
                 .await?;
             total += replayed;
             if replayed < chunk || total >= limit {
@@ -209,7 +209,7 @@ impl ItemAdmin for SqliteStore {
 
     async fn origins(&self, queue: &Queue) -> Result<Vec<QueueName>> {
         let queue = queue.clone();
-        self.inner.read(move |view| admin::origins(view, &queue)).await
+        self.inner.read_items(move |view| admin::origins(view, &queue)).await
     }
 
     async fn redrive(
@@ -230,7 +230,7 @@ impl ItemAdmin for SqliteStore {
             let (left, late) = (limit - items, Arc::clone(&self.inner.late));
             let (moved, reached) = self
                 .inner
-                .write(move |tx| {
+                .write_items(move |tx| {
                     late.ensure(tx, std::iter::once(&*to))?;
                     admin::redrive_chunk(tx, &queue, &to, &filter, left, from)
                 })
@@ -331,7 +331,7 @@ impl QueueStore for SqliteStore {
             let (queue, late_arrivals) = (queue.clone(), Arc::clone(&self.inner.late));
             let step = self
                 .inner
-                .write(move |tx| {
+                .write_items(move |tx| {
                     // With force, what the caller read counts at the first step.
                     let current = if force {
                         queues::get(tx, &queue.name)?.is_some()
@@ -370,7 +370,7 @@ impl QueueStore for SqliteStore {
 impl StatsStore for SqliteStore {
     async fn depth(&self, queue: &Queue) -> Result<Depth> {
         let queue = queue.clone();
-        self.inner.read(move |view| browse::depth(view, &queue)).await
+        self.inner.read_items(move |view| browse::depth(view, &queue)).await
     }
 
     async fn add_totals(&self, changes: Vec<(QueueName, Totals)>) -> Result<()> {

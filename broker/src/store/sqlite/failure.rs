@@ -58,6 +58,11 @@ impl Failure {
         self
     }
 
+    /// Returns true if stored data is damaged.
+    pub(super) fn is_damage(&self) -> bool {
+        matches!(self.class, Class::Damaged | Class::Corrupt)
+    }
+
     pub(super) fn into_error(self, source: Option<rusqlite::Error>) -> StoreError {
         let (reason, source) = (self.reason, source.map(Into::into));
         match self.class {

@@ -68,7 +68,7 @@ use self::{
     readers::Readers,
     schema::StoreFile,
     tx::{Tx, View},
-    writer::{Station, Writer},
+    writer::{Kind, Station, Writer},
 };
 pub use self::{
     check::{Report, check},
@@ -161,32 +161,49 @@ impl SqliteStore {
 }
 
 impl Inner {
+    /// Changes other things than items.
     async fn write<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Tx<'_>) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T> {
-        self.writer.call_once(work).await
+        self.writer.call_once(Kind::Other, work).await
     }
 
-    /// Reads what is on disk.
-    async fn read<T: Send + 'static>(
+    /// Changes items, which have their leases.
+    async fn write_items<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Tx<'_>) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T> {
+        self.writer.call_once(Kind::Items, work).await
+    }
+
+    /// Reads items that are on disk, with their leases.
+    async fn read_items<T: Send + 'static>(
         &self,
         work: impl FnOnce(&View<'_>) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T> {
         let _leases = self.writer.leases_in_items().await?;
+        self.read(work).await
+    }
+
+    /// Reads what is on disk, other than items.
+    async fn read<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&View<'_>) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T> {
         let read = self.read_ahead(work).await?;
         self.writer.synced().await?;
         Ok(read)
     }
 
-    /// Reads what is on disk, or soon will be, with some leases in [`runs`]. For what no answer rests on.
+    /// Reads what is on disk, or soon will be, without the leases in [`runs`]. For what no answer rests on.
     async fn read_ahead<T: Send + 'static>(
         &self,
         work: impl FnOnce(&View<'_>) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T> {
         match &self.readers {
             Some(readers) => readers.read(self.clock.now_by_machine(), work).await,
-            None => self.writer.call_once(|tx| work(tx)).await,
+            None => self.writer.call_once(Kind::Other, |tx| work(tx)).await,
         }
     }
 
@@ -207,7 +224,7 @@ impl Inner {
         loop {
             let queue = queue.clone();
             let (deleted, counted) = self
-                .write(move |tx| admin::purge_chunk(tx, &queue, Before::row(end), what))
+                .write_items(move |tx| admin::purge_chunk(tx, &queue, Before::row(end), what))
                 .await?;
             total += counted;
             if deleted == 0 {

@@ -10,7 +10,7 @@ use super::{
     damage::{pass_over, set_aside},
     order::{self, Place, place},
     rows::{Stored, item_columns, lock_text, read_item_of},
-    runs::{self, Run},
+    runs::{self, End, Run},
     tx::Tx,
 };
 use crate::domain::{
@@ -45,6 +45,7 @@ pub(super) fn reserve(
     demands: &[Demand],
     broker: [u8; 4],
 ) -> rusqlite::Result<Reserved> {
+    runs::write_out_if_lapsed(tx, queue)?;
     let head = read_head(tx, queue, demands)?;
     if !head.dead.is_empty() && queue.at_limit == AtLimit::Unknown {
         return Ok(Reserved { more: true, limit_unknown: true, ..Reserved::default() });
@@ -120,6 +121,13 @@ struct Leased<'a> {
 }
 
 impl Leased<'_> {
+    /// Returns how many bytes there are of what the producer sent.
+    fn bytes(&self) -> usize {
+        let Item { payload, headers, .. } = &self.stored.item;
+        let of_headers: usize = headers.iter().map(|(name, value)| name.len() + value.len()).sum();
+        payload.len() + of_headers
+    }
+
     /// Returns true if one statement can lease both, because `next` follows in the table, and all that is written is the same.
     fn goes_with(&self, next: &Self) -> bool {
         self.stored.row.checked_add(1) == Some(next.stored.row)
@@ -164,7 +172,8 @@ fn lease(
                     && one.stored.item.priority == first.stored.item.priority
                     && one.stored.item.ordering_key.is_none()
             });
-        if is_one_commit && runs::add(tx, &run)? {
+        let bytes = side_by_side.iter().map(Leased::bytes).sum();
+        if is_one_commit && runs::add(tx, &run, bytes)? {
             continue;
         }
         if runs::lease(tx.conn, &run)? != side_by_side.len() {
@@ -217,7 +226,8 @@ pub(super) fn read_head(
         None => LEVEL,
         Some(_) => LEVEL_IN_PART,
     })?;
-    for (level, end) in runs::ends(view, queue)?.into_iter().enumerate().rev() {
+    let ends = if view.runs.any() { runs::ends(view, queue)? } else { End::all_at_start() };
+    for (level, end) in ends.into_iter().enumerate().rev() {
         let (name, level) = (queue.name.as_str(), level as u8);
         let mut rows = match &passed_over {
             None => level_head.query(params![name, level, view.now.0, end.when, end.row])?,

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use rusqlite::{Connection, Row, params};
 
 use super::{
-    checksum::{index_corruption, is_damage},
+    checksum::{corruption, is_damage},
     tx::{Tx, View},
 };
 use crate::domain::{Priority, Queue, Receipt, Timestamp};
@@ -29,6 +29,8 @@ const MIN_ITEMS: usize = if cfg!(debug_assertions) { 1 } else { 64 };
 const MAX_RUNS: i64 = 8;
 /// Limit of items in all runs, whose leases are written out at once.
 const MAX_ITEMS: i64 = 4_000;
+/// Limit of bytes of the items of one run, which are written anew with their leases.
+const MAX_BYTES: usize = 512 << 10;
 
 /// What the writer and readers beside it must know of each other.
 #[derive(Default)]
@@ -51,8 +53,9 @@ impl Runs {
         self.any.load(Ordering::SeqCst)
     }
 
-    /// Returns true if a run may be added: no reader is under way, or it will see that there is one.
-    fn may_add(&self) -> bool {
+    /// Says that there may be runs from now on, and returns true if one may be added: no reader is under way. One that comes later sees
+    /// what this said.
+    fn begin_to_add(&self) -> bool {
         self.any.store(true, Ordering::SeqCst);
         self.readers.load(Ordering::SeqCst) == 0
     }
@@ -156,7 +159,7 @@ impl Run {
         [before, behind].into_iter().filter(|left| left.first <= left.last)
     }
 
-    /// Writes the lease into the items.
+    /// Writes the lease into the items, and deletes the run.
     fn write_out(&self, conn: &Connection) -> rusqlite::Result<()> {
         let written = lease(conn, self)?;
         let items = self.last - self.first + 1;
@@ -167,7 +170,7 @@ impl Run {
                 "the file has not all items that are leased; see `sluicegate check`"
             );
         }
-        Ok(())
+        conn.prepare_cached("DELETE FROM runs WHERE first = ?1")?.execute([self.first]).map(drop)
     }
 }
 
@@ -189,11 +192,15 @@ pub(super) fn lease(conn: &Connection, run: &Run) -> rusqlite::Result<usize> {
     ])
 }
 
-/// Adds a run if there is room for it, and if nobody needs the lease in the items. Returns false otherwise. The run must be of a priority of
-/// its queue, with no items before it that are neither leased nor gone, and without ordering keys.
-pub(super) fn add(tx: &Tx<'_>, run: &Run) -> rusqlite::Result<bool> {
+/// Adds a run of items that have so many bytes, if there is room for it, and if nobody needs the lease in the items. Returns false otherwise.
+/// The items must have one priority and no ordering keys, and those before them must be leased or gone.
+pub(super) fn add(tx: &Tx<'_>, run: &Run, bytes: usize) -> rusqlite::Result<bool> {
     let items = run.last - run.first + 1;
-    if items < MIN_ITEMS as i64 || run.up_to >= tx.now.0 || !tx.runs.may_add() {
+    if items < MIN_ITEMS as i64
+        || bytes > MAX_BYTES
+        || run.up_to >= tx.now.0
+        || !tx.runs.begin_to_add()
+    {
         return Ok(false);
     }
     let (runs, leased) = count(tx)?;
@@ -221,34 +228,40 @@ pub(super) struct End {
 impl End {
     /// Before all items.
     const START: Self = Self { when: i64::MIN, row: i64::MIN };
+
+    /// Returns the ends of a queue without runs.
+    pub(super) fn all_at_start() -> [Self; Priority::LEVELS as usize] {
+        [Self::START; Priority::LEVELS as usize]
+    }
 }
 
-/// Returns behind what a reserve begins, for each priority. If a lease has lapsed, all are written out before, so that the
-/// reserve finds the items.
+/// Returns where the runs of a queue end, for each priority.
 pub(super) fn ends(
-    tx: &Tx<'_>,
+    view: &View<'_>,
     queue: &Queue,
 ) -> rusqlite::Result<[End; Priority::LEVELS as usize]> {
-    let mut ends = [End::START; Priority::LEVELS as usize];
-    if !tx.runs.any() {
-        return Ok(ends);
-    }
-    let runs: Vec<Run> = tx
-        .conn
-        .prepare_cached(concat!("SELECT ", run_columns!(), " FROM runs WHERE queue = ?1"))?
-        .query_map([queue.name.as_str()], Run::read)?
-        .collect::<rusqlite::Result<_>>()?;
-    if runs.iter().any(|run| run.until <= tx.now.0) {
-        write_out(tx)?;
-        return Ok(ends);
-    }
-    for run in &runs {
-        let Some(end) = ends.get_mut(usize::from(run.priority)) else { continue };
-        if (run.up_to, run.last) > (end.when, end.row) {
-            *end = End { when: run.up_to, row: run.last };
+    let mut ends = End::all_at_start();
+    let mut runs =
+        view.conn.prepare_cached("SELECT priority, up_to, last FROM runs WHERE queue = ?1")?;
+    let mut runs = runs.query([queue.name.as_str()])?;
+    while let Some(run) = runs.next()? {
+        let (priority, when, row) = (run.get::<_, u8>(0)?, run.get(1)?, run.get(2)?);
+        let Some(end) = ends.get_mut(usize::from(priority)) else { continue };
+        if (when, row) > (end.when, end.row) {
+            *end = End { when, row };
         }
     }
     Ok(ends)
+}
+
+/// Writes all leases out if one of the queue has lapsed, so that a reserve finds its items.
+pub(super) fn write_out_if_lapsed(tx: &Tx<'_>, queue: &Queue) -> rusqlite::Result<()> {
+    if !tx.runs.any() {
+        return Ok(());
+    }
+    let mut lapsed =
+        tx.conn.prepare_cached("SELECT 1 FROM runs WHERE queue = ?1 AND until <= ?2")?;
+    if lapsed.exists(params![queue.name.as_str(), tx.now.0])? { write_out(tx) } else { Ok(()) }
 }
 
 /// Returns when the first lease of the queue that is a run ends after that time.
@@ -285,11 +298,10 @@ pub(super) fn commit(
         return Ok(false);
     }
     let lock = receipt.token.to_string();
-    let are_held = touched.iter().all(|run| {
-        run.lock == lock
-            && run.delivered.checked_add(1) == Some(receipt.deliveries)
-            && run.expires.is_none_or(|expires| expires > tx.now.0)
-    });
+    // The token is of one reserve, which counted the deliveries that the receipt has.
+    let are_held = touched
+        .iter()
+        .all(|run| run.lock == lock && run.expires.is_none_or(|expires| expires > tx.now.0));
     let held: i64 = touched.iter().map(|run| run.last.min(to) - run.first.max(from) + 1).sum();
     let is_cut_in_two = touched.first().is_some_and(|run| run.first < from && to < run.last);
     if !are_held || held != to - from + 1 || is_cut_in_two && count(tx)?.0 >= MAX_RUNS {
@@ -298,7 +310,7 @@ pub(super) fn commit(
     }
     let mut delete = tx.conn.prepare_cached("DELETE FROM items WHERE id BETWEEN ?1 AND ?2")?;
     if delete.execute([from, to])? as i64 != held {
-        return Err(index_corruption("it leased items that are not there"));
+        return Err(corruption("not all items that are leased are there"));
     }
     let mut end = tx.conn.prepare_cached("DELETE FROM runs WHERE first = ?1")?;
     for run in touched {
@@ -310,39 +322,54 @@ pub(super) fn commit(
     Ok(true)
 }
 
-/// Writes the leases of all runs into their items, in a transaction of its own. If items are damaged, ends the leases of all instead: then
-/// they are handed out again, as after any lost lease.
-pub(super) fn write_out_or_drop(conn: &Connection) -> rusqlite::Result<()> {
-    let tx = conn.unchecked_transaction()?;
-    match write_out_all(&tx) {
-        Ok(()) => tx.commit(),
+/// Writes the leases of all runs into their items, each in a transaction of its own. A lease whose items are damaged ends
+/// instead: they are handed out again, as after any lost lease, and the reserve that meets the damage sets it aside. Returns true
+/// if there was one.
+pub(super) fn write_out_or_end(conn: &Connection) -> rusqlite::Result<bool> {
+    let runs = match all(conn) {
+        Ok(runs) => runs,
         Err(error) if is_damage(&error) => {
-            tx.rollback()?;
-            tracing::error!(%error, "leases cannot be written into their items, and end now; see `sluicegate check`");
-            conn.execute("DELETE FROM runs", []).map(drop)
+            tracing::error!(%error, "it cannot be read which items are leased: they are handed out again");
+            return conn.execute("DELETE FROM runs", []).map(|_| true);
         }
-        Err(error) => Err(error),
+        Err(error) => return Err(error),
+    };
+    let mut any_ended = false;
+    for run in runs {
+        let tx = conn.unchecked_transaction()?;
+        match run.write_out(&tx) {
+            Ok(()) => tx.commit()?,
+            Err(error) if is_damage(&error) => {
+                tx.rollback()?;
+                tracing::error!(
+                    queue = %run.queue, %error,
+                    "items are damaged, so that their lease cannot be written into them: it ends now; see `sluicegate check`"
+                );
+                conn.execute("DELETE FROM runs WHERE first = ?1", [run.first])?;
+                any_ended = true;
+            }
+            Err(error) => return Err(error),
+        }
     }
+    Ok(any_ended)
 }
 
 /// Writes the leases of all runs into their items.
 pub(super) fn write_out(tx: &Tx<'_>) -> rusqlite::Result<()> {
-    if tx.runs.any() { write_out_all(tx.conn) } else { Ok(()) }
+    if !tx.runs.any() {
+        return Ok(());
+    }
+    all(tx.conn)?.iter().try_for_each(|run| run.write_out(tx.conn))
 }
 
-/// Does the same where it is not known whether there are any.
-fn write_out_all(conn: &Connection) -> rusqlite::Result<()> {
-    let runs: Vec<Run> = conn
-        .prepare_cached(concat!("SELECT ", run_columns!(), " FROM runs"))?
+fn all(conn: &Connection) -> rusqlite::Result<Vec<Run>> {
+    conn.prepare_cached(concat!("SELECT ", run_columns!(), " FROM runs"))?
         .query_map([], Run::read)?
-        .collect::<rusqlite::Result<_>>()?;
-    for run in runs {
-        run.write_out(conn)?;
-    }
-    conn.prepare_cached("DELETE FROM runs")?.execute([]).map(drop)
+        .collect()
 }
 
 /// Returns true if no run is in the file.
-pub(super) fn are_none(conn: &Connection) -> rusqlite::Result<bool> {
-    conn.prepare_cached("SELECT 1 FROM runs")?.exists([]).map(|any| !any)
+pub(super) fn are_none(conn: &Connection) -> bool {
+    let any = conn.prepare_cached("SELECT 1 FROM runs").and_then(|mut any| any.exists([]));
+    any.is_ok_and(|any| !any)
 }

@@ -119,10 +119,11 @@ impl Upkeep {
         if start < self.next_search {
             return None;
         }
-        // Afterwards, because it changes the indexes. The next reserve would begin behind items that were found again.
-        let mended = self
-            .rebuild_damaged(view, met_by)
-            .and_then(|mended| runs::write_out_or_drop(view.conn).map(|()| mended));
+        let mended = self.rebuild_damaged(view, met_by);
+        // The next reserve would begin behind items that were found again.
+        if let Err(error) = runs::write_out_or_end(view.conn) {
+            tracing::error!(%error, "could not write leases into their items");
+        }
         let pause = start.elapsed().saturating_mul(SEARCH_SHARE).max(BETWEEN_SEARCHES);
         self.next_search = Instant::now() + pause;
         mended.unwrap_or_else(|error| {

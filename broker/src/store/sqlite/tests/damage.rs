@@ -23,7 +23,7 @@ async fn drain(store: &SqliteStore, queue: &Arc<Queue>) -> Result<(BTreeSet<Stri
 }
 
 async fn change(store: &SqliteStore, sql: &'static str) {
-    assert_eq!(store.inner.write(move |tx| tx.conn.execute(sql, [])).await.unwrap(), 1);
+    assert_eq!(store.inner.write_items(move |tx| tx.conn.execute(sql, [])).await.unwrap(), 1);
 }
 
 /// The store opens the file with one of many bytes flipped, each in turn.
@@ -40,7 +40,7 @@ async fn no_flipped_byte_is_served_as_good() {
     assert_eq!(drain(&store, &queue).await.unwrap(), (good.clone(), 0));
     store
         .inner
-        .write(|tx| tx.conn.execute(r#"UPDATE items SET lock = NULL, "when" = created"#, []))
+        .write_items(|tx| tx.conn.execute(r#"UPDATE items SET lock = NULL, "when" = created"#, []))
         .await
         .unwrap();
     drop(store);

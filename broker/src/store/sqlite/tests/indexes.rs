@@ -188,7 +188,11 @@ async fn an_item_that_stayed_blocked_because_of_a_damaged_index_is_unblocked() {
         push
     });
     store.push(pushes.into()).await.unwrap();
-    store.inner.write(|tx| tx.conn.execute("DELETE FROM items WHERE id = 1", [])).await.unwrap();
+    store
+        .inner
+        .write_items(|tx| tx.conn.execute("DELETE FROM items WHERE id = 1", []))
+        .await
+        .unwrap();
     assert!(serve_all(&store, "both are blocked").await.is_empty());
     let queues = store.inner.write(|tx| order::restore_turns(tx)).await.unwrap();
     assert_eq!(queues, BTreeSet::from(["q".to_owned()]));

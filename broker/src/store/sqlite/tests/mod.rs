@@ -31,7 +31,7 @@ pub(crate) fn env(uri: &str, guard: impl std::any::Any + Send + Sync) -> Env {
     let inner = store.inner.clone();
     let upkeep = move || {
         let inner = inner.clone();
-        async move { while inner.write(sweep::chunk).await.unwrap() {} }
+        async move { while inner.write_items(sweep::chunk).await.unwrap() {} }
     };
     Env::new(store.clone(), store, clock, upkeep, guard)
 }
@@ -248,7 +248,7 @@ async fn the_sweep_removes_expired_items_and_unblocks_the_next_ones() {
     pushes.push(push("second", None, "k", ""));
     store.push(pushes).await.unwrap();
     clock.advance(Duration::from_secs(11));
-    while store.inner.write(sweep::chunk).await.unwrap() {}
+    while store.inner.write_items(sweep::chunk).await.unwrap() {}
     let counts = store.inner.read(|view| {
         let count = |table| {
             let sql = format!("SELECT count(*) FROM {table}");

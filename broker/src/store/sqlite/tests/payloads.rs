@@ -73,7 +73,7 @@ async fn deletions_of_every_kind_take_large_payloads_along() {
     assert_eq!(counts(&store).await, (0, 0), "purged");
     push(Some(Duration::from_secs(1))).await;
     clock.advance(Duration::from_secs(2));
-    assert!(!store.inner.write(sweep::chunk).await.unwrap());
+    assert!(!store.inner.write_items(sweep::chunk).await.unwrap());
     assert_eq!(counts(&store).await, (0, 0), "expired");
 }
 

@@ -1,8 +1,10 @@
 //! Leases of many items at once: that nobody sees them but where they are, and that none outlives what it leases.
 
+use std::os::unix::fs::FileExt;
+
 use super::*;
 use crate::{
-    domain::{Delivery, ItemState},
+    domain::{Delivery, ItemState, Totals},
     store::{EndedDelivery, Extension, Rollback, RollbackTo},
 };
 
@@ -100,7 +102,7 @@ async fn the_next_reserve_begins_behind_and_finds_what_became_ready() {
     let rollback = Rollback {
         held: held[1].clone(),
         to: RollbackTo::Queue {
-            eligible_time: held_since(&it),
+            eligible_time: long_ago(&it),
             attempt: 2,
             ended: EndedDelivery::Counted,
         },
@@ -114,7 +116,7 @@ async fn the_next_reserve_begins_behind_and_finds_what_became_ready() {
 }
 
 /// Returns a time before that of all items.
-fn held_since(it: &Setup) -> Timestamp {
+fn long_ago(it: &Setup) -> Timestamp {
     Timestamp(it.store.now().0 - 1_000)
 }
 
@@ -187,11 +189,14 @@ async fn a_lease_in_a_run_lapses() {
 async fn a_reserver_is_told_when_the_lease_of_a_run_ends() {
     let (_folder, path) = file();
     let it = Setup::open(&format!("sqlite:{}", path.display()));
+    let before = long_ago(&it);
     it.push(5).await;
     let ends = it.reserve_for(&[Demand { lease: LEASE, ..want() }]).await[0].1.lease_expire_time;
     let mut reserver = it.store.reserver(&it.queue.name);
-    let next = reserver.next_eligible(&it.queue, it.store.now()).await.unwrap();
-    assert_eq!(next, Some(ends));
+    for after in [it.store.now(), before] {
+        let next = reserver.next_eligible(&it.queue, after).await.unwrap();
+        assert_eq!(next, Some(ends));
+    }
     assert_eq!(reserver.next_eligible(&it.queue, ends).await.unwrap(), None);
     assert_eq!(it.leases().await, (vec![5], 0), "the question has not moved it");
 }
@@ -350,4 +355,113 @@ async fn a_run_is_committed_under_settings_that_keep_history() {
     }
     assert_eq!(it.commit(&held).await, [Outcome::Ok; 3]);
     assert_eq!(it.store.depth(&queue).await.unwrap().processed, 3);
+}
+
+#[tokio::test]
+async fn reserves_of_a_queue_follow_each_other() {
+    let it = Setup::in_memory();
+    it.push(7).await;
+    for expected in [vec![0, 1], vec![2, 3, 4], vec![5, 6], vec![]] {
+        assert_eq!(it.reserve(expected.len().max(1)).await.0, expected);
+    }
+    assert_eq!(it.leases().await, (vec![2, 3, 2], 0));
+}
+
+#[tokio::test]
+async fn large_items_are_leased_by_themselves() {
+    let it = Setup::in_memory();
+    let large = "x".repeat(300 << 10);
+    it.store.push(vec![push_of(&it.queue, &large), push_of(&it.queue, &large)]).await.unwrap();
+    it.clock.advance(Duration::from_millis(5));
+    assert_eq!(it.reserve_for(&[want()]).await.len(), 2);
+    assert_eq!(it.leases().await, (vec![], 2), "to write them out would take long");
+}
+
+#[tokio::test]
+async fn what_is_no_item_leaves_runs_alone() {
+    let (_folder, path) = file();
+    let it = Setup::open(&format!("sqlite:{}", path.display()));
+    it.push(3).await;
+    it.reserve(3).await;
+    it.store.ping().await.unwrap();
+    it.store.links().await.unwrap();
+    it.store.create_queue(&it.queue).await.unwrap();
+    it.store.get_queue(&it.queue.name).await.unwrap();
+    it.store.add_totals(vec![(it.queue.name.clone(), Totals::default())]).await.unwrap();
+    it.store.totals(&it.queue.name).await.unwrap();
+    assert_eq!(it.leases().await, (vec![3], 0));
+}
+
+/// A delivery that is taken back is not counted, so that the next one has the same number.
+#[tokio::test]
+async fn a_receipt_of_another_reserve_commits_nothing_of_a_run() {
+    let it = Setup::in_memory();
+    it.push(1).await;
+    let (_, old) = it.reserve(1).await;
+    let to = RollbackTo::Queue {
+        eligible_time: long_ago(&it),
+        attempt: 1,
+        ended: EndedDelivery::Unsent { former_lease: None },
+    };
+    let rollback = Rollback { held: old[0].clone(), to, reason: None };
+    assert_eq!(it.store.rollback(vec![rollback]).await.unwrap(), [Outcome::Ok]);
+    let (_, held) = it.reserve(1).await;
+    assert_eq!(it.leases().await, (vec![1], 0));
+    assert_eq!(held[0].receipt.deliveries, old[0].receipt.deliveries);
+    assert_eq!(it.commit(&old).await, [Outcome::LeaseLost]);
+    assert_eq!(it.commit(&held).await, [Outcome::Ok]);
+}
+
+#[tokio::test]
+async fn a_damaged_run_ends_while_the_broker_is_at_work() {
+    let it = Setup::in_memory();
+    it.push(5).await;
+    it.reserve(3).await;
+    let damage = |tx: &Tx<'_>| tx.conn.execute("UPDATE runs SET priority = 300", []);
+    assert_eq!(it.store.inner.writer.call(Kind::Reserve, damage).await.unwrap(), 1);
+    let depth = it.store.depth(&it.queue).await;
+    assert!(matches!(depth, Err(StoreError::Unavailable { .. })), "{depth:?}");
+    assert_eq!(it.store.depth(&it.queue).await.unwrap().ready, 5);
+    assert_eq!(it.reserve(9).await.0, [0, 1, 2, 3, 4]);
+}
+
+/// Damage costs the damaged item, as anywhere, and the leases of those beside it.
+#[tokio::test]
+async fn damage_to_an_item_of_a_run_holds_up_nobody_else() {
+    let (_folder, path) = file();
+    let uri = format!("sqlite:{}", path.display());
+    let it = Setup::open(&uri);
+    let payload = |n: u8| char::from(b'a' + n).to_string().repeat(3_000);
+    it.store.push((0..5).map(|n| push_of(&it.queue, &payload(n))).collect()).await.unwrap();
+    drop(it);
+    let it = Setup::open(&uri);
+    it.clock.advance(Duration::from_millis(5));
+    assert_eq!(it.reserve_for(&[Demand { max_items: 3, ..want() }]).await.len(), 3);
+
+    let beside = Connection::open(&path).unwrap();
+    let forget_pages = "UPDATE meta SET value = value + 1 WHERE key = 'pinged'";
+    beside.execute_batch(forget_pages).unwrap();
+    beside.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).unwrap();
+    let bytes = std::fs::read(&path).unwrap();
+    let page = bytes
+        .chunks(4_096)
+        .position(|page| page.windows(2_900).any(|part| part.iter().all(|byte| *byte == b'b')));
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    file.write_all_at(&[0x7f; 8], page.unwrap() as u64 * 4_096).unwrap();
+    beside.execute_batch(forget_pages).unwrap();
+
+    let other =
+        Arc::new(Queue { name: QueueName::parse("queue", "o").unwrap(), ..(*it.queue).clone() });
+    let depth = it.store.depth(&other).await;
+    assert!(matches!(depth, Err(StoreError::Unavailable { .. })), "{depth:?}");
+    it.store.depth(&other).await.unwrap();
+    let mut found = 0;
+    let mut reserver = it.store.reserver(&it.queue.name);
+    for _ in 0..9 {
+        let demand = Demand { max_items: 1, ..want() };
+        if let Ok(reserved) = reserver.reserve(&it.queue, &[demand], Appeared::Nothing).await {
+            found += reserved.deliveries.len();
+        }
+    }
+    assert_eq!(found, 4);
 }

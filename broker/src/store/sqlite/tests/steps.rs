@@ -12,7 +12,7 @@ async fn remember(store: &SqliteStore, queue: &Arc<Queue>, count: usize) {
         push
     });
     store.push(pushes.collect()).await.unwrap();
-    store.inner.write(|tx| tx.conn.execute("DELETE FROM items", [])).await.unwrap();
+    store.inner.write_items(|tx| tx.conn.execute("DELETE FROM items", [])).await.unwrap();
 }
 
 async fn count(store: &SqliteStore, table: &'static str) -> i64 {
@@ -72,7 +72,7 @@ async fn a_step_of_a_purge_is_small_in_bytes_too() {
     let name = queue.clone();
     let first =
         move |tx: &Tx<'_>| admin::purge_chunk(tx, &name, admin::Before::ANY, Purge::Everything);
-    assert_eq!(store.inner.write(first).await.unwrap().0, 6);
+    assert_eq!(store.inner.write_items(first).await.unwrap().0, 6);
     assert_eq!(store.purge(&queue).await.unwrap(), 6);
     assert_eq!(store.depth(&queue).await.unwrap().ready, 0);
 }
@@ -122,7 +122,7 @@ async fn a_sweep_reports_the_queues_it_unblocked() {
     assert!(store.unblocked().now_or_never().is_none());
     clock.advance(Duration::from_secs(11));
     let unblocked = store.unblocked();
-    assert!(!store.inner.write(sweep::chunk).await.unwrap());
+    assert!(!store.inner.write_items(sweep::chunk).await.unwrap());
     assert_eq!(unblocked.await, std::slice::from_ref(&queue.name));
 }
 

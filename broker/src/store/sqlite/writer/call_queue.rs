@@ -39,7 +39,9 @@ pub(in super::super) enum Kind {
     Reserve,
     /// Settles an item and stores others, which have so many bytes.
     SettleAndPush { bytes: usize },
-    /// Anything else.
+    /// Changes items in another way.
+    Items,
+    /// Changes other things than items.
     Other,
 }
 
@@ -51,7 +53,7 @@ impl Kind {
 
     /// Returns true if the call knows of [`runs`]. All others find leases in the items.
     fn knows_runs(&self) -> bool {
-        matches!(self, Self::Push { .. } | Self::Commit(_) | Self::Reserve)
+        matches!(self, Self::Push { .. } | Self::Commit(_) | Self::Reserve | Self::Other)
     }
 
     /// Returns true if the call takes more room on the disk than it frees.
@@ -122,7 +124,11 @@ impl CallQueue {
         match job.kind() {
             Kind::Push { queue, .. } => self.pushes.add(queue.clone(), job),
             Kind::Reserve => self.reserves.push_back(job),
-            Kind::Commit(_) | Kind::Settle(_) | Kind::SettleAndPush { .. } | Kind::Other => {
+            Kind::Commit(_)
+            | Kind::Settle(_)
+            | Kind::SettleAndPush { .. }
+            | Kind::Items
+            | Kind::Other => {
                 self.others.push_back(job);
             }
         }
@@ -201,7 +207,7 @@ fn take(
             Kind::Push { items, bytes, .. } => (*items, *bytes),
             Kind::Commit(items) | Kind::Settle(items) => (*items, 0),
             Kind::SettleAndPush { bytes } => (1, *bytes),
-            Kind::Reserve | Kind::Other => (1, 0),
+            Kind::Reserve | Kind::Items | Kind::Other => (1, 0),
         };
         items += of_items;
         bytes += of_bytes;

@@ -102,7 +102,7 @@ impl Writer {
         let Station { conn, tag, clock, file, suspected, sweep_every } = station;
         let view = View { conn: &conn, now: clock.now_by_machine(), tag: tag.to_be_bytes() };
         let upkeep = Upkeep::start(&view, suspected).map_err(failed)?;
-        runs::write_out_or_drop(&conn).map_err(failed)?;
+        runs::write_out_or_end(&conn).map_err(failed)?;
         clock::resume(&conn, &clock).map_err(failed)?;
         let count = |key| {
             let sql = "SELECT value FROM meta WHERE key = ?1";
@@ -195,9 +195,10 @@ impl Writer {
         let _ = self.metrics.set(Arc::clone(metrics)); // the first one stays
     }
 
-    /// Does as [`Self::call`] with work of the kind [`Kind::Other`], which runs once.
+    /// Does as [`Self::call`] with work of a kind that is not repeatable, which runs once.
     pub(super) async fn call_once<T: Send + 'static>(
         &self,
+        kind: Kind,
         work: impl FnOnce(&Tx<'_>) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T> {
         let mut work = Some(work);
@@ -205,7 +206,7 @@ impl Writer {
             Some(work) => work(tx),
             None => Err(rusqlite::Error::InvalidQuery), // the writer repeats no call of this kind
         };
-        self.call(Kind::Other, run).await
+        self.call(kind, run).await
     }
 
     /// Runs `work` in a transaction. The result comes when the transaction is durable, unless the call is a reserve.

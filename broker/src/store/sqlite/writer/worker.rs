@@ -15,7 +15,7 @@ use rusqlite::Connection;
 
 use super::{
     super::{
-        checksum::is_corruption,
+        checksum::{is_corruption, is_damage},
         failure::{Class, Failure},
         indexes::{MetBy, Upkeep},
         room::Room,
@@ -49,7 +49,7 @@ fn note_batches(metrics: &Metrics, group: &[Box<dyn Job>]) {
             Kind::Push { items, .. } => pushed += items,
             Kind::Commit(items) | Kind::Settle(items) => settled += items,
             Kind::SettleAndPush { .. } => settled += 1,
-            Kind::Reserve | Kind::Other => {}
+            Kind::Reserve | Kind::Items | Kind::Other => {}
         }
     }
     for (call, items) in [("push", pushed), ("settle", settled)] {
@@ -187,6 +187,16 @@ impl Worker {
         self.tell(&unblocked);
     }
 
+    /// Ends the leases of many items that cannot be written into their items. True if there were any, so that a call that
+    /// failed may be tried again.
+    fn end_damaged_leases(&self) -> bool {
+        self.runs.any()
+            && runs::write_out_or_end(&self.conn).unwrap_or_else(|error| {
+                tracing::error!(%error, "could not write leases into their items");
+                false
+            })
+    }
+
     /// Rebuilds damaged indexes. True if there were any, so that a call that failed may be tried again.
     fn mend_indexes(&mut self) -> bool {
         let view = View { conn: &self.conn, now: self.clock.now_by_machine(), tag: self.tag };
@@ -235,7 +245,8 @@ impl Worker {
             Ok(more) => more,
             Err(error) => {
                 tracing::warn!(%error, "could not remove expired items; trying again later");
-                is_corruption(&error) && self.mend_indexes()
+                is_damage(&error) && self.end_damaged_leases()
+                    || is_corruption(&error) && self.mend_indexes()
             }
         }
     }
@@ -275,6 +286,7 @@ impl Worker {
         // A commit without changes writes nothing and needs no sync.
         let changes = self.conn.total_changes() != self.changes || next_id != self.saved_id;
         let counts = changes && answered_durably;
+        let no_runs = self.runs.any() && runs::are_none(&self.conn);
         if counts {
             self.conn
                 .prepare_cached(
@@ -284,7 +296,6 @@ impl Worker {
                 .execute([next_id, self.clock.now_by_machine().0, self.commits + 1])?;
             self.announce(self.commits + 1); // others see it before this thread goes on
         }
-        let no_runs = self.runs.any() && runs::are_none(&self.conn)?;
         let committed =
             self.conn.prepare_cached("COMMIT").and_then(|mut commit| commit.execute([]));
         if let Err(error) = committed {
@@ -360,10 +371,14 @@ impl Worker {
         let passed_over = self.passed_over.borrow().len();
         let failures = match self.run_group(&mut group) {
             Ok(mut failures) => {
-                let corrupt: Vec<&mut Failure> =
-                    failures.iter_mut().flatten().filter(|f| f.class == Class::Corrupt).collect();
-                if !corrupt.is_empty() && self.mend_indexes() {
-                    for failure in corrupt {
+                let mut damage: Vec<&mut Failure> =
+                    failures.iter_mut().flatten().filter(|failure| failure.is_damage()).collect();
+                let is_over = !damage.is_empty() && self.end_damaged_leases();
+                if !is_over {
+                    damage.retain(|failure| failure.class == Class::Corrupt);
+                }
+                if is_over || !damage.is_empty() && self.mend_indexes() {
+                    for failure in damage {
                         failure.class = Class::Unavailable;
                     }
                 }
@@ -378,10 +393,9 @@ impl Worker {
                 let mut failure = Failure::from(&error);
                 // An item that was passed over explains the failure. Otherwise an index may be the cause.
                 let is_explained = self.passed_over.borrow().len() > passed_over;
-                let is_mended =
-                    failure.class == Class::Corrupt && !is_explained && self.mend_indexes();
-                let is_damage = matches!(failure.class, Class::Damaged | Class::Corrupt);
-                if is_damage && (is_mended || group.len() > 1) {
+                let is_mended = failure.is_damage() && self.end_damaged_leases()
+                    || failure.class == Class::Corrupt && !is_explained && self.mend_indexes();
+                if failure.is_damage() && (is_mended || group.len() > 1) {
                     failure.class = Class::Unavailable; // which call met the damage is not known: all may try again
                 }
                 vec![Some(failure); group.len()]
