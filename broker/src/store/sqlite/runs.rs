@@ -2,8 +2,9 @@
 //!
 //! A lease changes a row and moves its entry in an index, and the commit that mostly follows soon deletes both. So a long
 //! lease to one consumer is one row of `runs` at first, which the commit deletes with the items. Everything else that
-//! looks at leases, or changes items otherwise, has the runs [written out](write_out) into their items before: only
-//! pushes, reserves, commits and the question when a lease ends know of them.
+//! looks at leases, or changes items otherwise, has the runs [written out](write_out) into their items before
+//! ([`Kind::finds_leases`](super::writer::Kind), `read_items`): only pushes, reserves, commits and the question when a lease
+//! ends know of them.
 //!
 //! # Where a reserve begins
 //! The items of a run stay where they are in the index, so the next reserve begins behind them. That is right because
@@ -19,6 +20,7 @@ use rusqlite::{Connection, Row, params};
 
 use super::{
     checksum::{corruption, is_damage},
+    failure::Class,
     tx::{Tx, View},
 };
 use crate::domain::{Priority, Queue, Receipt, Timestamp};
@@ -33,15 +35,24 @@ const MAX_ITEMS: i64 = 4_000;
 const MAX_BYTES: usize = 512 << 10;
 
 /// What the writer and readers beside it must know of each other.
-#[derive(Default)]
+#[derive(Debug)]
 pub(super) struct Runs {
     /// False only if no run is in the file.
     any: AtomicBool,
-    /// Number of readers that need all leases in their items.
+    /// Number of readers that find all leases in their items.
     readers: AtomicUsize,
 }
 
 impl Runs {
+    /// Writes out the runs of a file that is opened. If there is no room for that, later calls do it.
+    pub(super) fn found(conn: &Connection) -> rusqlite::Result<Self> {
+        match write_out_or_end(conn) {
+            Err(error) if Class::of(&error) != Class::Full => return Err(error),
+            Ok(_) | Err(_) => {}
+        }
+        Ok(Self { any: (!are_none(conn)).into(), readers: AtomicUsize::new(0) })
+    }
+
     /// Notes a reader. While the result lives no run is added. If it says so, the reader must have the runs written out.
     pub(super) fn keep_out(&self) -> KeptOut<'_> {
         self.readers.fetch_add(1, Ordering::SeqCst);

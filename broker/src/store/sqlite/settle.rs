@@ -74,7 +74,7 @@ pub(super) fn commit(tx: &Tx<'_>, items: &[Reservation]) -> rusqlite::Result<Vec
     let mut outcomes = Vec::with_capacity(items.len());
     let mut rows = Vec::new();
     for run in items.chunk_by(|one, next| goes_with(tx, one, next)) {
-        if delete_leased_run(tx, run)? || delete_run(tx, run)? {
+        if delete_leased_together(tx, run)? || delete_side_by_side(tx, run)? {
             rows.extend(run.iter().map(|held| tx.row_id(held.receipt.item)));
             outcomes.resize(outcomes.len() + run.len(), Outcome::Ok);
             continue;
@@ -95,8 +95,9 @@ fn goes_with(tx: &Tx<'_>, one: &Reservation, next: &Reservation) -> bool {
         && [one, next].iter().all(|held| held.queue.retention.is_zero() && !held.receipt.keyed)
 }
 
-/// Deletes items that lie side by side, if leases of many hold all of them. Otherwise returns false; then leases of none of them are in `runs`.
-fn delete_leased_run(tx: &Tx<'_>, run: &[Reservation]) -> rusqlite::Result<bool> {
+/// Deletes items that lie side by side, if [`runs`] hold all of them for their receipts. Otherwise returns false; then none of their
+/// leases is in a run.
+fn delete_leased_together(tx: &Tx<'_>, run: &[Reservation]) -> rusqlite::Result<bool> {
     let ([first, ..], [.., last]) = (run, run) else { return Ok(false) };
     if !first.queue.retention.is_zero() {
         return runs::write_out(tx).map(|()| false);
@@ -107,7 +108,7 @@ fn delete_leased_run(tx: &Tx<'_>, run: &[Reservation]) -> rusqlite::Result<bool>
 
 /// Deletes two items or more that lie side by side, if all of their receipts hold them, for half of what it costs to delete each.
 /// Otherwise does nothing and returns false.
-fn delete_run(tx: &Tx<'_>, run: &[Reservation]) -> rusqlite::Result<bool> {
+fn delete_side_by_side(tx: &Tx<'_>, run: &[Reservation]) -> rusqlite::Result<bool> {
     let [Reservation { receipt: first, .. }, .., Reservation { receipt: last, .. }] = run else {
         return Ok(false);
     };

@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use super::*;
 use crate::{
     domain::{Delivery, ItemState, Totals},
-    store::{EndedDelivery, Extension, Rollback, RollbackTo},
+    store::{EndedDelivery, Extension, Rollback, RollbackTo, sqlite::runs::Runs},
 };
 
 const LEASE: Duration = Duration::from_mins(1);
@@ -464,4 +464,20 @@ async fn damage_to_an_item_of_a_run_holds_up_nobody_else() {
         }
     }
     assert_eq!(found, 4);
+}
+
+#[tokio::test]
+async fn a_file_opens_that_has_no_room_for_its_leases() {
+    let (_folder, path) = file();
+    let it = Setup::open(&format!("sqlite:{}", path.display()));
+    it.push(2_000).await;
+    let demand = Demand { max_items: 1_500, ..want() };
+    assert_eq!(it.reserve_for(&[demand]).await.len(), 1_500);
+    drop(it);
+    let conn = Connection::open(&path).unwrap();
+    let limit = |pages: i64| conn.pragma_update(None, "max_page_count", pages).unwrap();
+    limit(1); // of those that are there none is taken away
+    assert!(Runs::found(&conn).unwrap().any(), "later calls write them out");
+    limit(1 << 20);
+    assert!(!Runs::found(&conn).unwrap().any());
 }

@@ -51,9 +51,9 @@ impl Kind {
         matches!(self, Self::Commit(_) | Self::Settle(_) | Self::Reserve)
     }
 
-    /// Returns true if the call knows of [`runs`]. All others find leases in the items.
-    fn knows_runs(&self) -> bool {
-        matches!(self, Self::Push { .. } | Self::Commit(_) | Self::Reserve | Self::Other)
+    /// Returns true if the call finds all leases in their items, and none in [`runs`].
+    fn finds_leases(&self) -> bool {
+        matches!(self, Self::Settle(_) | Self::SettleAndPush { .. } | Self::Items)
     }
 
     /// Returns true if the call takes more room on the disk than it frees.
@@ -94,7 +94,7 @@ where
     }
 
     fn run(&mut self, tx: &Tx<'_>) -> rusqlite::Result<()> {
-        if !self.kind.knows_runs() {
+        if self.kind.finds_leases() {
             runs::write_out(tx)?;
         }
         self.result = Some((self.work)(tx)?);

@@ -102,7 +102,7 @@ impl Writer {
         let Station { conn, tag, clock, file, suspected, sweep_every } = station;
         let view = View { conn: &conn, now: clock.now_by_machine(), tag: tag.to_be_bytes() };
         let upkeep = Upkeep::start(&view, suspected).map_err(failed)?;
-        runs::write_out_or_end(&conn).map_err(failed)?;
+        let runs = Arc::new(Runs::found(&conn).map_err(failed)?);
         clock::resume(&conn, &clock).map_err(failed)?;
         let count = |key| {
             let sql = "SELECT value FROM meta WHERE key = ?1";
@@ -130,7 +130,7 @@ impl Writer {
             checkpointer = Some(Checkpointer::start(Arc::clone(file))?);
         }
         let (jobs, waiting) = mpsc::channel(); // bounded by `room`
-        let (unblocked, runs) = (Arc::new(Unblocked::default()), Arc::new(Runs::default()));
+        let unblocked = Arc::new(Unblocked::default());
         let worker = Worker {
             metrics: Arc::clone(&metrics),
             checkpointer,
