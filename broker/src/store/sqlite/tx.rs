@@ -50,6 +50,7 @@ pub(super) struct Tx<'c> {
     pub(super) view: View<'c>,
     /// The row of the next item.
     pub(super) next_id: &'c AtomicI64,
+    /// Whether there are leases of many items.
     pub(super) runs: &'c Runs,
     /// Queues to notify when the transaction is committed.
     pub(super) unblocked: &'c RefCell<BTreeSet<QueueName>>,

@@ -92,7 +92,7 @@ pub(super) struct Writer {
     /// The row of the next item.
     next_id: Arc<AtomicI64>,
     progress: Arc<Progress>,
-    pub(super) runs: Arc<Runs>,
+    runs: Arc<Runs>,
     pub(super) unblocked: Arc<Unblocked>,
 }
 

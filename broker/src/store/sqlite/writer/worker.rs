@@ -76,6 +76,7 @@ pub(super) struct Worker {
     pub(super) commits: i64,
     /// True if the last of them has not been given to the syncer.
     pub(super) to_sync: bool,
+    /// Whether there are leases of many items.
     pub(super) runs: Arc<Runs>,
     pub(super) disk: Option<Room>,
     pub(super) upkeep: Upkeep,
