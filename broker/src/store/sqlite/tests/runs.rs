@@ -206,7 +206,7 @@ async fn a_run_that_begins_after_a_lapse_keeps_older_receipts_out() {
     let it = Setup::in_memory();
     it.push(5).await;
     let (_, stale) = it.reserve(5).await;
-    it.clock.advance(LEASE);
+    it.clock.advance(LEASE + Duration::from_millis(5));
     let (_, held) = it.reserve(5).await;
     it.clock.advance(Duration::from_millis(5));
     assert_eq!(it.leases().await, (vec![5], 5));
