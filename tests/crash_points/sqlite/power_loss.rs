@@ -28,8 +28,6 @@ use super::{
 const LOG_HEADER: u64 = 32;
 const FRAME_HEADER: usize = 24;
 const PAGE: usize = 4_096;
-/// Tables that the broker writes by itself, whatever calls come: no answer is about them, and one that is noted late would seem to be.
-const OF_THE_BROKER: [&str; 2] = ["totals", "figures"];
 /// Limit of findings that are shown.
 const SHOWN: usize = 8;
 /// Limit of steps that are shown before a cut.
@@ -68,7 +66,7 @@ impl Examination {
 /// What a store holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Content {
-    /// Of all rows that calls write, without the figures that each commit changes.
+    /// Of all rows, without the figures that each commit changes.
     hash: u64,
     /// The payloads of the items, in order.
     items: Rc<[String]>,
@@ -293,7 +291,7 @@ fn read_all(conn: &Connection) -> rusqlite::Result<Content> {
     if tables.contains("runs") {
         of_this_read.execute_batch(WRITE_OUT)?;
     }
-    for table in tables.iter().filter(|table| !OF_THE_BROKER.contains(&table.as_str())) {
+    for table in &tables {
         let filter =
             if table == "meta" { "WHERE key NOT IN ('time', 'pinged', 'commits')" } else { "" };
         table.hash(&mut hasher);

@@ -172,8 +172,8 @@ fn lease(
                     && one.stored.item.priority == first.stored.item.priority
                     && one.stored.item.ordering_key.is_none()
             });
-        let bytes = side_by_side.iter().map(Leased::bytes).sum();
-        if is_one_commit && runs::add(tx, &run, bytes)? {
+        let bytes = || side_by_side.iter().map(Leased::bytes).sum();
+        if is_one_commit && runs::add(tx, &run, bytes())? {
             continue;
         }
         if runs::lease(tx.conn, &run)? != side_by_side.len() {

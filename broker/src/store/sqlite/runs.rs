@@ -170,6 +170,10 @@ impl Run {
         [before, behind].into_iter().filter(|left| left.first <= left.last)
     }
 
+    fn delete(&self, conn: &Connection) -> rusqlite::Result<()> {
+        conn.prepare_cached("DELETE FROM runs WHERE first = ?1")?.execute([self.first]).map(drop)
+    }
+
     /// Writes the lease into the items, and deletes the run.
     fn write_out(&self, conn: &Connection) -> rusqlite::Result<()> {
         let written = lease(conn, self)?;
@@ -181,7 +185,7 @@ impl Run {
                 "the file has not all items that are leased; see `sluicegate check`"
             );
         }
-        conn.prepare_cached("DELETE FROM runs WHERE first = ?1")?.execute([self.first]).map(drop)
+        self.delete(conn)
     }
 }
 
@@ -323,9 +327,8 @@ pub(super) fn commit(
     if delete.execute([from, to])? as i64 != held {
         return Err(corruption("not all items that are leased are there"));
     }
-    let mut end = tx.conn.prepare_cached("DELETE FROM runs WHERE first = ?1")?;
     for run in touched {
-        end.execute([run.first])?;
+        run.delete(tx.conn)?;
         for left in run.without(from, to) {
             left.insert(tx)?;
         }
@@ -356,7 +359,7 @@ pub(super) fn write_out_or_end(conn: &Connection) -> rusqlite::Result<bool> {
                     queue = %run.queue, %error,
                     "items are damaged, so that their lease cannot be written into them: it ends now; see `sluicegate check`"
                 );
-                conn.execute("DELETE FROM runs WHERE first = ?1", [run.first])?;
+                run.delete(conn)?;
                 any_ended = true;
             }
             Err(error) => return Err(error),
