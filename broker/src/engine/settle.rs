@@ -377,15 +377,18 @@ impl Engine {
         }
         let own = self.store.broker_id();
         let mut by_queue: HashMap<&QueueName, QueueChange<'a>> = HashMap::new();
-        for (receipt, outcome) in settled {
-            let change = by_queue.entry(&receipt.queue).or_default();
-            let took_effect = outcome == Outcome::Ok;
-            if took_effect {
-                change.totals.add(each);
+        let settled: Vec<_> = settled.collect();
+        for of_queue in settled.chunk_by(|(a, _), (b, _)| a.queue == b.queue) {
+            let change = by_queue.entry(&of_queue[0].0.queue).or_default();
+            for (receipt, outcome) in of_queue {
+                let took_effect = *outcome == Outcome::Ok;
+                if took_effect {
+                    change.totals.add(each);
+                }
+                change.receipts.push((*receipt, took_effect && each.committed > 0));
+                change.foreign |= receipt.token.broker() != own;
+                change.keyed |= receipt.keyed;
             }
-            change.receipts.push((receipt, took_effect && each.committed > 0));
-            change.foreign |= receipt.token.broker() != own;
-            change.keyed |= receipt.keyed;
         }
         for (queue, change) in by_queue {
             self.count(queue, &change.totals);

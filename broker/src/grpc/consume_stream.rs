@@ -7,7 +7,7 @@
 //! answered with the reason, and the stream continues: the error does not concern the other items
 //! that the consumer holds.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use futures_util::{
     Stream, StreamExt, TryFutureExt,
@@ -28,7 +28,7 @@ use super::{
 };
 use crate::{
     access::Caller,
-    domain::{Action, Invalid, ItemId, QueueName},
+    domain::{Action, IdMap, Invalid, ItemId, QueueName},
     engine::{Delivered, EngineError, Flow, InForce},
 };
 
@@ -262,9 +262,9 @@ fn not_delivered(last: u64) -> Invalid {
 /// order in which they were sent, and all others run concurrently.
 #[derive(Default)]
 struct Turns {
-    /// For each item, the end of the last request that names it. Requests that have ended are
-    /// removed now and then.
-    ends: HashMap<ItemId, CancellationToken>,
+    /// For each item, the end of the last request that names it, which is shared because a clone of a token takes a lock. Requests that
+    /// have ended are removed now and then.
+    ends: IdMap<ItemId, Arc<CancellationToken>>,
     /// The number of entries at which those that have ended are removed.
     look_at: usize,
 }
@@ -272,22 +272,27 @@ struct Turns {
 /// The position of one request relative to the others.
 struct Turn {
     /// The ends of earlier requests that name an item of this request.
-    before: Vec<CancellationToken>,
+    before: Vec<Arc<CancellationToken>>,
     end: DropGuard,
 }
 
 impl Turns {
     /// Registers the next request, which names these items.
-    fn next(&mut self, items: impl Iterator<Item = ItemId> + Clone) -> Turn {
-        let under_way = |item| self.ends.get(&item).filter(|end| !end.is_cancelled()).cloned();
-        let before = items.clone().filter_map(under_way).collect();
-        let end = CancellationToken::new();
+    fn next(&mut self, items: impl Iterator<Item = ItemId>) -> Turn {
         if self.ends.len() >= self.look_at {
             self.ends.retain(|_, end| !end.is_cancelled());
             self.look_at = 2 * self.ends.len() + 1_000;
         }
-        self.ends.extend(items.map(|item| (item, end.clone())));
-        Turn { before, end: end.drop_guard() }
+        let end = Arc::new(CancellationToken::new());
+        // A request may name an item twice.
+        let is_under_way =
+            |before: &Arc<CancellationToken>| !Arc::ptr_eq(before, &end) && !before.is_cancelled();
+        let before = items
+            .filter_map(|item| self.ends.insert(item, Arc::clone(&end)))
+            .filter(is_under_way)
+            .collect();
+        let end = CancellationToken::clone(&end).drop_guard();
+        Turn { before, end }
     }
 }
 

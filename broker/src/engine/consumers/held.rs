@@ -1,10 +1,10 @@
 //! The items that streams hold: what frees their places, when their leases end, and what their consumers are told.
 
-use std::time::Duration;
+use std::{collections::hash_map::Entry, time::Duration};
 
 use super::{
     ConsumerId, Consumers,
-    stream::{InFlight, RevokeReason, Stream},
+    stream::{InFlight, RevokeReason, Stream, held},
 };
 use crate::domain::{ItemId, Receipt, Timestamp};
 
@@ -42,25 +42,23 @@ impl Consumers {
 
     /// Notes that the writing of a commit of a reservation begins, during which it takes no place. Returns true if a stream has more room.
     pub(in crate::engine) fn commit_begins(&mut self, receipt: &Receipt, now: Timestamp) -> bool {
-        let Some((id, stream)) = self.holder(receipt) else { return false };
-        let has_room = stream.commit_begins(receipt.item);
+        let Some((id, stream)) = self.holder(receipt.item) else { return false };
+        let Some(has_room) = stream.commit_begins(receipt) else { return false };
         self.serve(id, now);
         has_room
     }
 
     /// Notes that the writing of a commit of a reservation has failed.
     pub(in crate::engine) fn commit_fails(&mut self, receipt: &Receipt) {
-        if let Some((_, stream)) = self.holder(receipt) {
-            stream.commit_fails(receipt.item);
+        if let Some((_, stream)) = self.holder(receipt.item) {
+            stream.commit_fails(receipt);
         }
     }
 
-    /// Returns the stream that holds a reservation.
-    pub(super) fn holder(&mut self, receipt: &Receipt) -> Option<(ConsumerId, &mut Stream)> {
-        let id = *self.holders.get(&receipt.item)?;
-        let stream = self.streams.get_mut(&id)?;
-        let is_held = stream.in_flight.get(&receipt.item)?.receipt.token == receipt.token;
-        is_held.then_some((id, stream))
+    /// Returns the stream that holds an item, under whichever reservation.
+    pub(super) fn holder(&mut self, item: ItemId) -> Option<(ConsumerId, &mut Stream)> {
+        let id = *self.holders.get(&item)?;
+        Some((id, self.streams.get_mut(&id)?))
     }
 
     /// Frees the place of a reservation that was found void for an unknown reason, and schedules
@@ -106,10 +104,9 @@ impl Consumers {
 
     /// Takes a reservation from the stream that holds it.
     fn take(&mut self, receipt: &Receipt) -> Option<(ConsumerId, InFlight)> {
-        let (id, stream) = self.holder(receipt)?;
-        let held = stream.remove(receipt.item)?;
-        self.holders.remove(&receipt.item);
-        Some((id, held))
+        let Entry::Occupied(holder) = self.holders.entry(receipt.item) else { return None };
+        let held = self.streams.get_mut(holder.get())?.remove_held(receipt)?;
+        Some((holder.remove(), held))
     }
 
     /// Records the new end of a lease. A renewal leaves a later one.
@@ -119,8 +116,8 @@ impl Consumers {
         until: Timestamp,
         is_renewal: bool,
     ) {
-        if let Some((_, stream)) = self.holder(receipt)
-            && let Some(held) = stream.in_flight.get_mut(&receipt.item)
+        if let Some((_, stream)) = self.holder(receipt.item)
+            && let Some(held) = held(&mut stream.in_flight, receipt)
         {
             let least = if is_renewal { held.lease_end } else { until };
             held.lease_end = until.max(least);

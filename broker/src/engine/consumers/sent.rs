@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::{ConsumerId, Consumers, InFlight, stream::Stream};
+use super::{
+    ConsumerId, Consumers, InFlight,
+    stream::{Stream, held},
+};
 use crate::domain::{ItemId, Receipt};
 
 /// The items sent on a stream. The tag of an item is its place among them, from 1.
@@ -78,8 +81,8 @@ impl Consumers {
 
     fn each_held(&mut self, receipts: &[Receipt], note: impl Fn(&mut Sent, &mut InFlight)) {
         for receipt in receipts {
-            if let Some((_, Stream { sent, in_flight, .. })) = self.holder(receipt)
-                && let Some(held) = in_flight.get_mut(&receipt.item)
+            if let Some((_, Stream { sent, in_flight, .. })) = self.holder(receipt.item)
+                && let Some(held) = held(in_flight, receipt)
             {
                 note(sent, held);
             }

@@ -1,6 +1,6 @@
 //! The state of one open stream: held items, items waiting to be sent, and revoked items.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{collections::hash_map::Entry, net::SocketAddr, sync::Arc, time::Duration};
 
 use tokio::sync::{Notify, oneshot};
 
@@ -118,6 +118,14 @@ pub(in crate::engine) fn is_too_late(
 /// Returns the time by which an item has to be sent.
 fn sent_by(lease: Duration, lease_end: Timestamp) -> Timestamp {
     Timestamp(lease_end.0 - (lease / MARGIN_PART).min(MAX_MARGIN).as_millis() as i64)
+}
+
+/// Returns the item of a reservation, if it is held under that one.
+pub(super) fn held<'a>(
+    in_flight: &'a mut IdMap<ItemId, InFlight>,
+    receipt: &Receipt,
+) -> Option<&'a mut InFlight> {
+    in_flight.get_mut(&receipt.item).filter(|held| held.receipt.token == receipt.token)
 }
 
 pub(super) struct Stream {
@@ -262,23 +270,22 @@ impl Stream {
             || self.room_bytes() < self.settings.max_in_flight_bytes.div_ceil(2)
     }
 
-    /// Notes that the writing of a commit of an item begins. Returns true if that makes room.
-    pub(super) fn commit_begins(&mut self, item: ItemId) -> bool {
-        let Some(held) = self.in_flight.get_mut(&item) else { return false };
+    /// Notes that the writing of a commit of a reservation begins, if the stream holds it. Returns true if that makes room.
+    pub(super) fn commit_begins(&mut self, receipt: &Receipt) -> Option<bool> {
+        let held = held(&mut self.in_flight, receipt)?;
         held.commits += 1;
-        if held.commits > 1 {
-            return false;
+        let is_first = held.commits == 1;
+        if is_first {
+            self.committing += 1;
+            self.bytes_committing += held.bytes;
         }
-        self.committing += 1;
-        self.bytes_committing += held.bytes;
-        true
+        Some(is_first)
     }
 
-    /// Notes that the writing of a commit of an item has failed.
-    pub(super) fn commit_fails(&mut self, item: ItemId) {
-        let Some(held) = self.in_flight.get_mut(&item).filter(|held| held.commits > 0) else {
-            return;
-        };
+    /// Notes that the writing of a commit of a reservation has failed.
+    pub(super) fn commit_fails(&mut self, receipt: &Receipt) {
+        let held = held(&mut self.in_flight, receipt).filter(|held| held.commits > 0);
+        let Some(held) = held else { return };
         held.commits -= 1;
         if held.commits == 0 {
             self.committing -= 1;
@@ -363,15 +370,33 @@ impl Stream {
     /// Removes an item from the stream.
     pub(super) fn remove(&mut self, item: ItemId) -> Option<InFlight> {
         let gone = self.take_out(item)?;
-        if !gone.is_sent() {
-            self.inbox.retain(|delivery| delivery.item.id != item);
-        }
+        self.remove_unsent(&gone);
         Some(gone)
     }
 
-    /// Does the same for an item that is not in the inbox, or is removed from the inbox by the caller.
+    /// Removes the item of a reservation, if the stream holds it under that one.
+    pub(super) fn remove_held(&mut self, receipt: &Receipt) -> Option<InFlight> {
+        let Entry::Occupied(held) = self.in_flight.entry(receipt.item) else { return None };
+        let gone = (held.get().receipt.token == receipt.token).then(|| held.remove())?;
+        self.taken_out(&gone);
+        self.remove_unsent(&gone);
+        Some(gone)
+    }
+
+    fn remove_unsent(&mut self, gone: &InFlight) {
+        if !gone.is_sent() {
+            self.inbox.retain(|delivery| delivery.item.id != gone.receipt.item);
+        }
+    }
+
+    /// Removes an item that is not in the inbox, or is removed from the inbox by the caller.
     pub(super) fn take_out(&mut self, item: ItemId) -> Option<InFlight> {
         let gone = self.in_flight.remove(&item)?;
+        self.taken_out(&gone);
+        Some(gone)
+    }
+
+    fn taken_out(&mut self, gone: &InFlight) {
         self.sent.remove(gone.tag);
         self.bytes_in_flight -= gone.bytes;
         if gone.commits > 0 {
@@ -384,7 +409,6 @@ impl Stream {
                 self.wake.notify_one();
             }
         }
-        Some(gone)
     }
 
     /// Records a revoked item, and wakes the stream to announce it.
@@ -404,7 +428,8 @@ impl Stream {
         let mut bytes = 0;
         while let Some(next) = self.inbox.first() {
             let id = next.item.id;
-            let lease_end = self.in_flight.get(&id).map(|held| held.lease_end);
+            let held = self.in_flight.get_mut(&id);
+            let lease_end = held.as_ref().map(|held| held.lease_end);
             let is_late = next.item.has_expired(now)
                 || lease_end.is_some_and(|end| is_too_late(now, self.settings.lease, end));
             bytes += if is_late { 0 } else { next.item.message_bytes() };
@@ -419,7 +444,7 @@ impl Stream {
                 late.extend(self.take_out(id));
                 continue;
             }
-            if let Some(held) = self.in_flight.get_mut(&id) {
+            if let Some(held) = held {
                 held.tag = self.sent.add(id);
                 delivery.tag = held.tag;
                 delivery.lease_expire_time = held.lease_end;

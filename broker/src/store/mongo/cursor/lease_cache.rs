@@ -1,6 +1,8 @@
 //! The reservations that this broker made and has not seen settled: what it needs to know of an item to settle it in
 //! the cheapest way. Losing an entry costs time, never correctness.
 
+use std::collections::hash_map::Entry;
+
 use parking_lot::Mutex;
 
 use crate::domain::{IdMap, ItemId, LeaseToken, OrderingKey, Receipt, Timestamp};
@@ -78,11 +80,8 @@ impl LeaseCache {
 
     /// Removes and returns the entry of a reservation that is about to be settled.
     pub(crate) fn take(&self, receipt: &Receipt) -> Option<CachedLease> {
-        let mut entries = self.0.lock();
-        match entries.by_item.get(&receipt.item) {
-            Some(cached_lease) if cached_lease.token == receipt.token => {
-                entries.by_item.remove(&receipt.item)
-            }
+        match self.0.lock().by_item.entry(receipt.item) {
+            Entry::Occupied(entry) if entry.get().token == receipt.token => Some(entry.remove()),
             _ => None,
         }
     }

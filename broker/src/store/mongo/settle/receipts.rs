@@ -184,9 +184,13 @@ pub(crate) fn known_key(ending: &Ending) -> Option<OrderKey> {
 /// Returns for each receipt the position of the first equal one, and whether it is that first one. Among equal receipts
 /// only the first can end the reservation.
 pub(crate) fn first_places<'a>(
-    receipts: impl Iterator<Item = &'a Receipt>,
+    receipts: impl ExactSizeIterator<Item = &'a Receipt> + Clone,
 ) -> (Vec<usize>, Vec<bool>) {
-    let count = receipts.size_hint().0;
+    let count = receipts.len();
+    // As consumers name them that commit what they received.
+    if receipts.clone().is_sorted_by(|a, b| a.item < b.item) {
+        return ((0..count).collect(), vec![true; count]);
+    }
     let mut places: IdMap<(ItemId, LeaseToken), usize> = IdMap::default();
     places.reserve(count);
     let (mut first, mut is_first) = (Vec::with_capacity(count), Vec::with_capacity(count));
@@ -201,6 +205,9 @@ pub(crate) fn first_places<'a>(
 /// If a call names two receipts of one item, the stale one is `LEASE_LOST`, not `GONE`: it was stale before the other ended
 /// the item.
 pub(crate) fn lose_crossed(receipts: &[(ItemId, LeaseToken)], outcomes: &mut [Outcome]) {
+    if !outcomes.contains(&Outcome::Gone) {
+        return;
+    }
     let ended: IdMap<ItemId, LeaseToken> = receipts
         .iter()
         .zip(outcomes.iter())
