@@ -2,7 +2,7 @@
 //! older than what was answered, and the store must open it.
 
 use std::{
-    collections::{BTreeSet, HashMap, hash_map::DefaultHasher},
+    collections::{BTreeMap, BTreeSet, HashMap, hash_map::DefaultHasher},
     fs,
     hash::{Hash as _, Hasher as _},
     path::{Path, PathBuf},
@@ -28,6 +28,8 @@ use super::{
 const LOG_HEADER: u64 = 32;
 const FRAME_HEADER: usize = 24;
 const PAGE: usize = 4_096;
+/// The table that the broker writes by itself, now and then: no answer promises what is in it.
+const OF_THE_BROKER: &str = "totals";
 /// Limit of findings that are shown.
 const SHOWN: usize = 8;
 /// Limit of steps that are shown before a cut.
@@ -66,10 +68,19 @@ impl Examination {
 /// What a store holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Content {
-    /// Of all rows, without the figures that each commit changes.
-    hash: u64,
+    /// A hash of the rows of each table, without the figures that each commit changes.
+    tables: Rc<BTreeMap<String, u64>>,
     /// The payloads of the items, in order.
     items: Rc<[String]>,
+}
+
+impl Content {
+    /// Returns the tables that are not the same in both.
+    fn differing<'a>(&'a self, other: &'a Self) -> Vec<&'a str> {
+        let names: BTreeSet<&String> = self.tables.keys().chain(other.tables.keys()).collect();
+        let differs = |name: &&&String| self.tables.get(**name) != other.tables.get(**name);
+        names.iter().filter(differs).map(|name| name.as_str()).collect()
+    }
 }
 
 /// Cuts the power at each sync and after each answer; if `every`, also at each other step, with torn and missing writes.
@@ -148,7 +159,7 @@ impl<'a> Examiner<'a> {
                 is_promise = true;
             }
             if is_promise && matches!(self.recording.promises, Promises::Answers(_)) {
-                self.oldest = self.commits.len().saturating_sub(1);
+                self.oldest = self.oldest_as_good_as_last();
             }
             let Some(step) = steps.get(number) else {
                 self.cut(number);
@@ -167,6 +178,17 @@ impl<'a> Examiner<'a> {
                 }
             }
         }
+    }
+
+    /// Returns the oldest of the last commits that differ in nothing that was promised. What the broker writes by itself may not be on
+    /// disk yet when a client notes an answer.
+    fn oldest_as_good_as_last(&self) -> usize {
+        let last = self.commits.len() - 1;
+        let is_as_good = |at: &usize| {
+            let differing = self.commits[*at].differing(&self.commits[last]);
+            differing.iter().all(|table| *table == OF_THE_BROKER)
+        };
+        (0..=last).rev().take_while(is_as_good).last().unwrap_or(last)
     }
 
     /// Cuts the power when so many steps were done.
@@ -225,7 +247,10 @@ impl<'a> Examiner<'a> {
                 let given = answers.iter().rfind(|answer| answer.position as usize <= number);
                 let call: String =
                     given.map_or("", |answer| &answer.call).chars().take(ANSWER_SHOWN).collect();
-                Some(format!("the last {lost} commits are lost; the last answer: {call}"))
+                let tables = content.differing(&self.commits[self.oldest]).join(", ");
+                Some(format!(
+                    "the last {lost} commits are lost, which changed {tables}; the last answer: {call}"
+                ))
             }
             Promises::Items(items) => broken(items, &content.items, number),
         }
@@ -282,7 +307,7 @@ DELETE FROM runs;
 "#;
 
 fn read_all(conn: &Connection) -> rusqlite::Result<Content> {
-    let mut hasher = DefaultHasher::new();
+    let mut hashes = BTreeMap::new();
     let tables: BTreeSet<String> = conn
         .prepare("SELECT name FROM sqlite_schema WHERE type = 'table'")?
         .query_map([], |row| row.get(0))?
@@ -294,7 +319,7 @@ fn read_all(conn: &Connection) -> rusqlite::Result<Content> {
     for table in &tables {
         let filter =
             if table == "meta" { "WHERE key NOT IN ('time', 'pinged', 'commits')" } else { "" };
-        table.hash(&mut hasher);
+        let mut hasher = DefaultHasher::new();
         let mut all = conn.prepare(&format!("SELECT * FROM \"{table}\" {filter}"))?;
         let columns = all.column_count();
         let mut rows = all.query([])?;
@@ -308,6 +333,7 @@ fn read_all(conn: &Connection) -> rusqlite::Result<Content> {
                 }
             }
         }
+        hashes.insert(table.clone(), hasher.finish());
     }
     let mut items: Vec<String> = Vec::new();
     if tables.contains("items") {
@@ -315,7 +341,7 @@ fn read_all(conn: &Connection) -> rusqlite::Result<Content> {
         items = all.query_map([], |row| row.get(0))?.collect::<rusqlite::Result<_>>()?;
     }
     of_this_read.rollback()?;
-    Ok(Content { hash: hasher.finish(), items: items.into() })
+    Ok(Content { tables: hashes.into(), items: items.into() })
 }
 
 fn is_sync(step: &Step) -> bool {

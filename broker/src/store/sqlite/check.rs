@@ -6,11 +6,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rusqlite::{Connection, OpenFlags, config::DbConfig};
+use rusqlite::{Connection, OpenFlags, config::DbConfig, params};
 
 use super::{
     checksum::{Summed, is_damage, summed_columns, verify},
-    definitions, mark,
+    definitions, mark, runs,
     schema::{identity, is_store, open_memory},
 };
 
@@ -122,6 +122,7 @@ pub fn check(path: &Path, mut tell: impl FnMut(String)) -> Result<Report, String
     run("structure", &mut |report| check_structure(&conn, report))?;
     run("items", &mut |report| check_items(&conn, &mut tell, report))?;
     run("payloads", &mut |report| check_payloads(&conn, report))?;
+    run("leases", &mut |report| check_runs(&conn, report))?;
     run("counters", &mut |report| check_counters(&conn, report))?;
     run("items set aside", &mut |report| list_damaged(&conn, report))?;
     Ok(report)
@@ -206,6 +207,28 @@ fn check_payloads(conn: &Connection, report: &mut Report) -> rusqlite::Result<()
     )?;
     if left > 0 {
         report.faults.push(format!("{left} payloads belong to no item"));
+    }
+    Ok(())
+}
+
+/// Checks that the items of each lease that is one row are there, and as they were when they were leased.
+fn check_runs(conn: &Connection, report: &mut Report) -> rusqlite::Result<()> {
+    let snapshot = conn.unchecked_transaction()?;
+    let mut there = snapshot.prepare(
+        "SELECT count(*) FROM items WHERE id BETWEEN ?1 AND ?2 AND queue = ?3 AND deliveries = ?4",
+    )?;
+    let mut named = 0;
+    for run in runs::all(&snapshot)? {
+        let leased = run.last - run.first + 1;
+        let there: i64 = there
+            .query_row(params![run.first, run.last, run.queue, run.delivered], |row| row.get(0))?;
+        if there != leased {
+            let fault = format!(
+                "lease of the items {:016x} to {:016x} of queue {}: {there} of {leased} are there",
+                run.first, run.last, run.queue
+            );
+            report.add(&mut named, fault);
+        }
     }
     Ok(())
 }

@@ -376,7 +376,8 @@ pub(super) fn write_out(tx: &Tx<'_>) -> rusqlite::Result<()> {
     all(tx.conn)?.iter().try_for_each(|run| run.write_out(tx.conn))
 }
 
-fn all(conn: &Connection) -> rusqlite::Result<Vec<Run>> {
+/// Returns all runs.
+pub(super) fn all(conn: &Connection) -> rusqlite::Result<Vec<Run>> {
     conn.prepare_cached(concat!("SELECT ", run_columns!(), " FROM runs"))?
         .query_map([], Run::read)?
         .collect()

@@ -306,15 +306,18 @@ async fn leases_outlive_a_broker() {
     assert_eq!(it.commit(&held).await, [Outcome::Ok; 3]);
 }
 
-/// Changes the file by `sql` while it has a run of three items, and returns the items that a broker finds then.
-async fn found_after(sql: &str) -> Vec<usize> {
+/// Changes the file by `sql` while it has a run of three items, and returns the items that a broker finds then. Before, a check finds this
+/// fault.
+async fn found_after(sql: &str, fault: &str) -> Vec<usize> {
     let (_folder, path) = file();
     let uri = format!("sqlite:{}", path.display());
     let it = Setup::open(&uri);
     it.push(5).await;
     it.reserve(3).await;
     drop(it);
+    assert!(checked(&path).is_whole());
     assert_eq!(Connection::open(&path).unwrap().execute(sql, []).unwrap(), 1);
+    assert_eq!(checked(&path).faults, [fault]);
     let it = Setup::open(&uri);
     it.clock.advance(Duration::from_millis(5));
     let found = it.reserve(9).await.0;
@@ -324,9 +327,16 @@ async fn found_after(sql: &str) -> Vec<usize> {
 
 #[tokio::test]
 async fn damage_ends_leases_and_nothing_else() {
-    let lost = found_after("DELETE FROM items WHERE id = 2").await;
+    let leased = "lease of the items 0000000000000001 to 0000000000000003 of queue";
+    let lost =
+        found_after("DELETE FROM items WHERE id = 2", &format!("{leased} q: 2 of 3 are there"))
+            .await;
     assert_eq!(lost, [3, 4], "the others are leased");
-    let damaged = found_after("UPDATE runs SET priority = 300").await;
+    let damaged = found_after(
+        "UPDATE runs SET priority = 300",
+        "leases: Integer 300 out of range at index 3",
+    )
+    .await;
     assert_eq!(damaged, [0, 1, 2, 3, 4], "which of them were leased is not known any more");
 }
 
