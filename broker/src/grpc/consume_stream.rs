@@ -384,7 +384,7 @@ fn refused(status: &Status) -> Event {
 
 #[cfg(test)]
 mod tests {
-    use futures_util::poll;
+    use futures_util::{FutureExt as _, poll};
 
     use super::*;
 
@@ -404,6 +404,7 @@ mod tests {
         second.await;
         third.await;
         turn(&[1, 2, 3]).run(async {}).await;
+        turn(&[4, 4]).run(async {}).now_or_never().expect("a request that waits for no other");
     }
 
     #[test]
