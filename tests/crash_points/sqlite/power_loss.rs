@@ -77,9 +77,10 @@ struct Content {
 impl Content {
     /// Returns the tables that are not the same in both.
     fn differing<'a>(&'a self, other: &'a Self) -> Vec<&'a str> {
-        let names: BTreeSet<&String> = self.tables.keys().chain(other.tables.keys()).collect();
-        let differs = |name: &&&String| self.tables.get(**name) != other.tables.get(**name);
-        names.iter().filter(differs).map(|name| name.as_str()).collect()
+        let tables = self.tables.keys().chain(other.tables.keys()).map(String::as_str);
+        let tables: BTreeSet<&str> = tables.collect();
+        let differs = |table: &&str| self.tables.get(*table) != other.tables.get(*table);
+        tables.into_iter().filter(differs).collect()
     }
 }
 

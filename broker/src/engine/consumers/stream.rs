@@ -270,7 +270,8 @@ impl Stream {
             || self.room_bytes() < self.settings.max_in_flight_bytes.div_ceil(2)
     }
 
-    /// Notes that the writing of a commit of a reservation begins, if the stream holds it. Returns true if that makes room.
+    /// Notes that the writing of a commit of a reservation begins, if the stream holds it. Returns
+    /// whether that makes room.
     pub(super) fn commit_begins(&mut self, receipt: &Receipt) -> Option<bool> {
         let held = held(&mut self.in_flight, receipt)?;
         held.commits += 1;
@@ -383,6 +384,7 @@ impl Stream {
         Some(gone)
     }
 
+    /// Removes an item from the inbox, if it is there.
     fn remove_unsent(&mut self, gone: &InFlight) {
         if !gone.is_sent() {
             self.inbox.retain(|delivery| delivery.item.id != gone.receipt.item);
@@ -396,6 +398,7 @@ impl Stream {
         Some(gone)
     }
 
+    /// Notes that an item is no longer in flight.
     fn taken_out(&mut self, gone: &InFlight) {
         self.sent.remove(gone.tag);
         self.bytes_in_flight -= gone.bytes;

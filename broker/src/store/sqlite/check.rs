@@ -219,7 +219,7 @@ fn check_runs(conn: &Connection, report: &mut Report) -> rusqlite::Result<()> {
     )?;
     let mut named = 0;
     for run in runs::all(&snapshot)? {
-        let leased = run.last - run.first + 1;
+        let leased = run.items();
         let there: i64 = there
             .query_row(params![run.first, run.last, run.queue, run.delivered], |row| row.get(0))?;
         if there != leased {

@@ -163,6 +163,11 @@ impl Run {
             .map(drop)
     }
 
+    /// Returns the number of its items, whatever a damaged row says.
+    pub(super) const fn items(&self) -> i64 {
+        self.last.saturating_sub(self.first).saturating_add(1)
+    }
+
     /// Returns what is left of the run without the rows from `from` to `to`.
     fn without(&self, from: i64, to: i64) -> impl Iterator<Item = Self> {
         let before = Self { last: self.last.min(from - 1), ..self.clone() };
@@ -177,7 +182,7 @@ impl Run {
     /// Writes the lease into the items, and deletes the run.
     fn write_out(&self, conn: &Connection) -> rusqlite::Result<()> {
         let written = lease(conn, self)?;
-        let items = self.last - self.first + 1;
+        let items = self.items();
         if written as i64 != items {
             // What is not there needs no lease.
             tracing::error!(
@@ -210,7 +215,7 @@ pub(super) fn lease(conn: &Connection, run: &Run) -> rusqlite::Result<usize> {
 /// Adds a run of items that have so many bytes, if there is room for it, and if nobody needs the lease in the items. Returns false otherwise.
 /// The items must have one priority and no ordering keys, and those before them must be leased or gone.
 pub(super) fn add(tx: &Tx<'_>, run: &Run, bytes: usize) -> rusqlite::Result<bool> {
-    let items = run.last - run.first + 1;
+    let items = run.items();
     if items < MIN_ITEMS as i64
         || bytes > MAX_BYTES
         || run.up_to >= tx.now.0
